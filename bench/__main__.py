@@ -7,7 +7,7 @@
     python -m bench.table out.json          the tables of docs/performance
 
 A ratio is the peer's time over psjob's: 2.0 means that psjob takes half as long. Each pair is two whole runs, one after the other, so that
-a machine that is busy for a while is busy for both. A row that could not be made is named as missing, with the reason; the others go on.
+a machine that is busy for a while is busy for both. A row that could not be made is named as missing, with the reason; the others continue.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Program:
 @dataclass(frozen=True)
 class Against:
     """Rows that compare `ours` with each peer in turn. The number beside a peer: how many times faster than it psjob is to be (below 1:
-    how much of the peer's speed it must keep; 0: told only). `on_request`: measured only where it is named."""
+    how much of the peer's speed it must keep; 0: told only). `on_request`: measured only if it is named."""
 
     name: str
     about: str
@@ -31,7 +31,7 @@ class Against:
 
 @dataclass(frozen=True)
 class Alone:
-    """A program that gives finished rows itself, each with its own limit. `on_request`: measured only where it is named."""
+    """A program that gives finished rows itself, each with its own limit. `on_request`: measured only if it is named."""
 
     name: str
     about: str
@@ -161,7 +161,7 @@ MEASURES: Sequence[Against | Alone] = (
     Against(
         "credit", "4 workers push at once, a block at a time: what the least share of a shard's memory costs",
         ours(*FOUR, "--set", f"gradientBytes={16 << 20}"),
-        ((Program("psjob with 32 MiB a worker", "psjob_ps.py", FOUR), 0.0),),
+        ((Program("psjob with 32 MiB per worker", "psjob_ps.py", FOUR), 0.0),),
     ),
     Against(
         "clip", "2 workers, 2 shards, sync, TCP, 100 MB: with maxGradNorm, a factor of 0.5", ours(*TWO_BY_TWO, *HALVED),

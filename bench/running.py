@@ -110,7 +110,7 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def together(ours: dict[str, Any], peer: dict[str, Any]) -> tuple[float, float]:
-    """Median seconds of a cycle on both sides. Raises Missing where both tell a loss and it is not the same."""
+    """Median seconds of a cycle on both sides. Raises Missing if both tell a loss and it is not the same."""
     losses = [answer["loss"] for answer in (ours, peer) if "loss" in answer]
     if len(losses) == 2 and abs(losses[0] - losses[1]) > SAME_LOSS * abs(losses[1]):
         raise Missing(f"psjob's loss is {losses[0]:.4f} and the peer's {losses[1]:.4f}: that is not the same work")

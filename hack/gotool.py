@@ -31,7 +31,7 @@ class GoTool:
     tags: str = ""
 
     def built(self, go: Callable[[], str]) -> Path:
-        """The program. `go` answers the go command, and is asked where it must be built; raises ClusterError where that fails."""
+        """The program. `go` answers the go command, and is asked where it must be built; raises ClusterError if that fails."""
         files = [self.module / "go.mod", self.module / "go.sum", *sorted((self.module / self.package).glob("*.go"))]
         seen = hashlib.sha256(b"".join(file.read_bytes() for file in files) + self.tags.encode())
         home = cache() / "bin" / f"{self.name}-{seen.hexdigest()[:12]}"

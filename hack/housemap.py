@@ -26,7 +26,7 @@ PURE = "without I/O"
 
 
 def page() -> str:
-    """docs/contributing/walk.md with the table of now. Raises ValueError where the page has no place for it."""
+    """docs/contributing/walk.md with the table of now. Raises ValueError if the page has no place for it."""
     before, begin, rest = PAGE.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -35,7 +35,7 @@ def page() -> str:
 
 
 def table(imports: Mapping[str, set[str]], pure: set[str]) -> str:
-    """A row for each package, by distribution. Raises graphlib.CycleError where packages import each other in a circle."""
+    """A row for each package, by distribution. Raises graphlib.CycleError if packages import each other in a circle."""
     below = needed(imports)
     # By name first, so that equal imports give equal tables.
     order = [*TopologicalSorter({name: sorted(below[name]) for name in sorted(below)}).static_order()][::-1]

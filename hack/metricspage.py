@@ -18,7 +18,7 @@ GROUPS = {
 
 
 def page() -> str:
-    """The page as Markdown, the same on every call. Raises KeyError where the text asks for a table that is not there."""
+    """The page as Markdown, the same on every call. Raises KeyError if the text asks for a table that is not there."""
     parts = []
     for line in SOURCE.read_text().splitlines():
         word = line.removeprefix("{{table ").removesuffix("}}")

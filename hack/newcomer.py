@@ -1,4 +1,4 @@
-"""Somebody who has nothing but Python and a page: runs its commands in an empty folder, and sees when the first step was made."""
+"""Somebody who has nothing except Python and a page: runs its commands in an empty folder, and sees when the first step was made."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def follow(typed: Sequence[str], folder: Path, environment: Mapping[str, str], s
 
 
 def first_step(folder: Path) -> float:
-    """When the first run below `folder` told its first finished step, by the wall clock. Raises LookupError where none did."""
+    """When the first run below `folder` told its first finished step, by the wall clock. Raises LookupError if none did."""
     lines = [line for file in folder.glob(".psjob/*/history.jsonl") for line in file.read_text().splitlines()]
     times = [point["time"] for point in map(json.loads, lines) if point["step"] > 0]
     if not times:

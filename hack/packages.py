@@ -1,7 +1,7 @@
 """`python -m hack.packages UV`: the pinned requirements, the three distributions, helm and kubectl into .venv; hack/install.sh calls it.
 
 On Linux the pinned wheel of torch has CUDA. A machine without a GPU gets torch's CPU wheel where the package index in use has it.
-Elsewhere it gets the pinned wheel without the packages that torch imports on a GPU alone.
+Elsewhere it gets the pinned wheel without the packages that torch imports only on a GPU.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def offered(uv: str, requirement: str) -> bool:
 
 
 def install(uv: str, choice: Choice) -> None:
-    """Put everything into .venv. Raises CalledProcessError where uv fails, which has said why."""
+    """Put everything into .venv. Raises CalledProcessError if uv fails, which has said why."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as left_out:
         left_out.write("\n".join(choice.left_out) + "\n")
         left_out.flush()

@@ -10,9 +10,9 @@ HEADING = re.compile(r"^(#+) +(.*?)\s*$")
 
 
 def commands(page: str, title: str) -> list[str]:
-    """The commands in the `sh` blocks below the heading `title`, in order. A command that goes on after a backslash is one.
+    """The commands in the `sh` blocks below the heading `title`, in order. A command that continues after a backslash is one.
 
-    Raises LookupError where there is no such heading, or no command below it.
+    Raises LookupError if there is no such heading, or no command below it.
     """
     found = [command for block in blocks(page, title) for command in _split(block)]
     if not found:

@@ -11,7 +11,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "Recovering": ("Ready, Reconciling", "a lost process is started again; the message says which and why"),
     "Suspending": ("Ready, Reconciling", "processes make a last checkpoint and end"),
     "Suspended": ("Ready, Suspended", "no process is left"),
-    "Resumed": ("Suspended", "False: the job was suspended and goes on"),
+    "Resumed": ("Suspended", "False: the job was suspended and continues"),
     "NotSuspended": ("Suspended", "False: a suspension is asked for, and processes are still there, or the job has ended"),
     "NameConflict": ("Ready, Reconciling", "an object with a name that the job needs is not the job's"),
     "WaitingForJob": ("Ready, Reconciling", "the job that spec.checkpoint.resumeFrom names is not there, or has no checkpoint yet"),
@@ -64,7 +64,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
 EVENTS: Mapping[str, tuple[str, str]] = {
     "Running": ("Normal", "all shards and workers run for the first time, or again after a suspension"),
     "Restarted": ("Normal or Warning", "processes are started again; Warning if that counts against a limit"),
-    "Recovered": ("Normal", "training goes on after a loss; the message has the time and the cost"),
+    "Recovered": ("Normal", "training continues after a loss; the message has the time and the cost"),
     "Suspending": ("Normal", "all processes end; shards make a last checkpoint"),
     "Suspended": ("Normal", "no process is left"),
     "Resumed": ("Normal or Warning", "all processes start from the last checkpoint; Warning if there is none"),
@@ -72,7 +72,7 @@ EVENTS: Mapping[str, tuple[str, str]] = {
     "StatusRefused": ("Warning", "the API server refuses the job's status; nothing is started until it takes it"),
     "Contended": ("Warning", "another operator or controller keeps changing an object of the job"),
     "DeleteRefused": ("Warning", "the API server refuses to delete the job whose ttlSecondsAfterFinished is over"),
-    "NetworkPolicyRefused": ("Warning", "the job goes on without its NetworkPolicy"),
+    "NetworkPolicyRefused": ("Warning", "the job continues without its NetworkPolicy"),
 }
 """Reason of an Event -> its type, and when it comes."""
 CAUSES: Mapping[str, tuple[str, str]] = {

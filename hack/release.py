@@ -80,7 +80,7 @@ def make(folder: Path, *, rehearse: bool = False) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Raises NotReleasable where something lies in `folder` that no earlier build of a release has put there, such as a signature."""
+    """Raises NotReleasable if something lies in `folder` that no earlier build of a release has put there, such as a signature."""
     if not folder.exists():
         return
     if not folder.is_dir():

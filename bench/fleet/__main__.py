@@ -68,7 +68,7 @@ def measure(
     option: list[str] | None = None,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """One run; see the module. Raises TimeoutError where a phase takes longer than `timeout`."""
+    """One run; see the module. Raises TimeoutError if a phase takes longer than `timeout`."""
     with tempfile.TemporaryDirectory(prefix="psjob-fleet-") as scratch:
         kept = folder or Path(scratch)
         kept.mkdir(parents=True, exist_ok=True)

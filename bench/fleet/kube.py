@@ -59,7 +59,7 @@ class Kube:
             return json.loads(raw)
 
     async def watch(self, path: str) -> AsyncIterator[tuple[float, str, dict[str, Any]]]:
-        """(monotonic time of receipt, type, object) for ever; where the API server cuts it, it is taken up."""
+        """(monotonic time of receipt, type, object) forever; where the API server cuts it, it is taken up."""
         assert self._session
         version = "0"
         while True:

@@ -102,7 +102,7 @@ def spawn(words: argparse.Namespace, part: str, rank: int = 0, port: int = 0, **
 
 
 def last_line(process: subprocess.Popen[str], seconds: float = 240.0) -> list[float]:
-    """The answer of a spawned process. Raises RuntimeError where it has none."""
+    """The answer of a spawned process. Raises RuntimeError if it has none."""
     said, _ = process.communicate(timeout=seconds)
     if process.returncode != 0 or not said.strip():
         raise RuntimeError(f"{os.path.basename(sys.argv[0])}: its process ended with {process.returncode} and said {said[-300:]!r}")

@@ -88,7 +88,7 @@ def work(words: argparse.Namespace) -> None:
 
 
 def measure(plan: Schedule, numel: int, links: Links) -> float:
-    """Median seconds until the last rank has its sum. Raises RuntimeError where a sum or the use of a link is not as planned."""
+    """Median seconds until the last rank has its sum. Raises RuntimeError if a sum or the use of a link is not as planned."""
     found = []
     for _ in range(ROUNDS):
         vector = torch.arange(numel, dtype=torch.float32).remainder_(97).add_(links.rank)

@@ -43,7 +43,7 @@ def main() -> None:
         formula = 2 * MODEL * (machines - 1) / machines
         loads = [network(mine, machine, way) / formula for machine in range(machines) for way in (0, 1)]
         note = f"{max(loads) * formula / 1e6:.1f} MB, the least machine and way {min(loads):.4f}; a model of {MODEL / 1e6:.1f} MB"
-        rows.append(clock.row(f"{machines} machines: bytes a step over 2M(m-1)/m, at most", max(loads), "x", most=MOST_BYTES, note=note))
+        rows.append(clock.row(f"{machines} machines: bytes per step over 2M(m-1)/m, at most", max(loads), "x", most=MOST_BYTES, note=note))
         own, others = speed(mine, own=True), speed(mine, own=False)
         shared, tcp = (speed(notes[road], own=None) for road in ("shared", "tcp"))
         rows.append(clock.row(f"{machines} machines: own part's speed", own, "GB/s", note=f"all by shared memory {shared:.1f}"))
@@ -51,7 +51,7 @@ def main() -> None:
         rows.append(clock.row(f"{machines} machines: own part over the others", own / others, "x", least=LEAST_SPEED))
         steps = {road: 1e3 * statistics.median(found[0]["seconds"]) for road, found in notes.items()}
         note = f"steps of {steps['colocated']:.0f} ms, {steps['tcp']:.0f} all by TCP, {steps['shared']:.0f} all by shared memory"
-        rows.append(clock.row(f"{machines} machines: rate over that of TCP alone", steps["tcp"] / steps["colocated"], "x", note=note))
+        rows.append(clock.row(f"{machines} machines: rate over that of only TCP", steps["tcp"] / steps["colocated"], "x", note=note))
     clock.answer_rows(rows)
 
 

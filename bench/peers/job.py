@@ -40,7 +40,7 @@ class Running:
         return str(path)
 
     def answers(self) -> list[list[float]]:
-        """What every worker has measured, by rank. Raises RuntimeError where one ended badly, with the shards' last words."""
+        """What every worker has measured, by rank. Raises RuntimeError if one ended badly, with the shards' last words."""
         try:
             return [clock.last_line(worker) for worker in self.workers]
         except RuntimeError as error:

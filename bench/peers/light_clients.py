@@ -42,7 +42,7 @@ class Client:
         self.sock.sendall(self.frame(kind, payload, **fields))
 
     def read(self) -> None:
-        """Take what has come. Raises RuntimeError where the shard ends the stream, or refuses."""
+        """Take what has come. Raises RuntimeError if the shard ends the stream, or refuses."""
         raw = self.sock.recv(1 << 20)
         if not raw and not any(kind in self.counts for kind in OVER):
             raise RuntimeError(f"client {self.rank}: the shard has closed the stream")

@@ -70,7 +70,7 @@ def standing(words: argparse.Namespace, part: str) -> int:
 
 
 def steady(process: subprocess.Popen[str]) -> None:
-    """Wait until it says that it has made its steps. Raises RuntimeError where it ends instead."""
+    """Wait until it says that it has made its steps. Raises RuntimeError if it ends instead."""
     assert process.stdout is not None
     if process.stdout.readline().strip() != "steady":
         raise RuntimeError(f"{sys.argv[0]}: a process ended with {process.wait()} before it had made its steps")

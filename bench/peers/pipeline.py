@@ -3,7 +3,7 @@
 With flush both sides do the same work. With 2BW psjob's stages do not wait for the end of a batch, where torch's idle for
 (K-1)/(M+K-1) of the time. Stages that sleep show the schedule and what is around it, whatever else the machine does. Stages that compute
 are layers of 512, with one thread each: `compute` of micro-batches of 64 samples, `large` of 512. Both sides make a step of SGD; psjob's is
-on a shard, to which each stage sends 4.2 MB a step, and from which it takes as much.
+on a shard, to which each stage sends 4.2 MB per step, and from which it takes as much.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def job(word: str, case: Case) -> tuple[list[float], list[float], float]:
-    """Seconds of each step of a job, as its last worker saw them, and of as many of its stage alone in the same process.
+    """Seconds of each step of a job, as its last worker saw them, and of as many of only its stage in the same process.
 
     And the idle share that the job's status tells at its end, of the stages that do nothing else.
     """

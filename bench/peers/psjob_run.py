@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FINAL = "final.safetensors"
-"""Where a job's last weights lie, in the folder of its run."""
+"""If a job's last weights lie, in the folder of its run."""
 NO_CHECKPOINTS = {"disabled": True}
 
 
@@ -56,6 +56,6 @@ def run(folder: str, command: Sequence[str], seconds: float, workers: int, shard
 
 
 def check_road(summary: dict[str, Any], transport: str) -> None:
-    """Raise RuntimeError where a job's blocks did not go by `transport`, "shared" or "tcp"."""
+    """Raise RuntimeError if a job's blocks did not go by `transport`, "shared" or "tcp"."""
     if summary["transport"] != transport:
         raise RuntimeError(f"the job was to go by {transport}, and went by {summary['transport']}")

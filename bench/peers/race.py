@@ -213,7 +213,7 @@ def found(folder: str, wanted: Mapping[str, str]) -> list[int]:
 
 
 def over(asked: argparse.Namespace, processes: Sequence[subprocess.Popen[bytes]]) -> bool:
-    """All workers are through; with torchft one is, since all make their steps together. Raises RuntimeError where one has failed."""
+    """All workers are through; with torchft one is, since all make their steps together. Raises RuntimeError if one has failed."""
     agents = processes[1:] if asked.side == "torchft" else processes
     codes = [process.poll() for process in agents]
     if any(codes):

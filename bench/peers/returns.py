@@ -1,4 +1,4 @@
-"""How soon training goes on after a SIGKILL: seconds until the next step is counted, by what was lost.
+"""How soon training continues after a SIGKILL: seconds until the next step is counted, by what was lost.
 
 `--what process:1000` kills the process that serves in a shard's pod so often, `worker:20` a worker, `shard:20` a shard with its pod.
 Victims and moments, which fall anywhere in a step, follow from a seed. Two workers, two shards, sync; `--megabytes` of weights with Adam.

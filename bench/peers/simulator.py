@@ -1,6 +1,6 @@
-"""The simulator on one core: pushes a second of schedules alone, by mode; of a fixed gradient; of digits-64's own gradients.
+"""The simulator on one core: pushes a second of only schedules, by mode; of a fixed gradient; of digits-64's own gradients.
 
-The best of several calls, by the core's time that this process had: it does nothing but compute, so that all else only adds to it.
+The best of several calls, by the core's time that this process had: it does nothing except compute, so that all else only adds to it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `psjob plan-stages` predicts of a pipeline on this machine, beside the same pipeline by torch's Schedule1F1B and gloo.
 
-Each model is profiled in a process of its own, cut where the planner says, and trained with a flush by a process of one thread a stage.
+Each model is profiled in a process of its own, cut where the planner says, and trained with a flush by a process of one thread per stage.
 Three models compute, in two stages. Layers that sleep, in four, show the schedule whatever else the machine does. Nothing is pushed to
 shards. Profile and pipeline are measured in turn, and a row compares the fastest of each: what else runs on the machine only ever makes
 them slower. The link is measured first, between two processes.

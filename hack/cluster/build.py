@@ -50,7 +50,7 @@ def build_in_background(only: str | None = None) -> int | None:
 
 
 def find_go(wanted: list[Part] | None = None) -> str:
-    """The go command; raises Unavailable where there is none, with the programs that are `wanted` beside those of KUBEBUILDER_ASSETS."""
+    """The go command; raises Unavailable if there is none, with the programs that are `wanted` beside those of KUBEBUILDER_ASSETS."""
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go"):
         if candidate and Path(candidate).exists():
             return candidate
@@ -65,7 +65,7 @@ def find_go(wanted: list[Part] | None = None) -> str:
 
 
 def check_compiler(wanted: list[Part], lacking: list[str]) -> None:
-    """Raise Unavailable where a wanted part is compiled from C and packages for that are `lacking`."""
+    """Raise Unavailable if a wanted part is compiled from C and packages for that are `lacking`."""
     packages = [package for package in lacking if package in deps.COMPILER]
     names = [part.name for part in wanted if part.cgo]
     if names and packages:

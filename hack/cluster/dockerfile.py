@@ -42,7 +42,7 @@ def build(names: Mapping[str, str], folder: Path, *, seconds: int = LONG_AGO, an
     """Build the Dockerfile's targets (`operator`, `runtime`) that `names` gives an image's name; an archive each in `folder`.
 
     Files and images carry the time `seconds` since 1970. `anew` takes no layer from the cache and leaves none; another time needs it.
-    Raises Unavailable where this machine has no buildah or cannot make the base, ClusterError with the last words of a build that fails.
+    Raises Unavailable if this machine has no buildah or cannot make the base, ClusterError with the last words of a build that fails.
     """
     check()
     if seconds != LONG_AGO and not anew:

@@ -23,7 +23,7 @@ LOOK_SECONDS, SETTLE_SECONDS, AGAIN_SECONDS = 1.0, 0.02, 0.5
 
 
 def enforce(state: Path) -> None:
-    """Hold all pods to the policies, for ever; the holder runs this in a process of its own."""
+    """Hold all pods to the policies, forever; the holder runs this in a process of its own."""
     while (ready := Ready.load(state)) is None:
         time.sleep(0.1)
     world = World(ready.api())

@@ -23,7 +23,7 @@ class _Asked(BaseException):
 
 
 def detach(state: Path) -> None:
-    """Go on in a process whose parent is not who asked for the cluster: what the cluster computes is none of that one's. It is noted."""
+    """Continue in a process whose parent is not who asked for the cluster: what the cluster computes is none of that one's. It is noted."""
     pid = os.fork()
     if pid:
         (state / "holder.pid").write_text(f"{pid} {started_at(pid)}\n")

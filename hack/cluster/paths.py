@@ -76,7 +76,7 @@ class Part:
 
     @property
     def folder(self) -> Path:
-        """Where the programs are, or will be: the name holds a hash of everything that decides what is built."""
+        """If the programs are, or will be: the name holds a hash of everything that decides what is built."""
         return cache() / "bin" / f"{self.name}-{self.fingerprint()}"
 
     def fingerprint(self) -> str:
@@ -106,7 +106,7 @@ def _commands(prefix: str, *names: str) -> dict[str, str]:
     return {name: f"{prefix}/{name}" for name in names}
 
 
-_CONTAINERD_TAGS = "no_btrfs,no_devmapper,no_zfs,no_aufs"  # not no_grpc: that one is for the shim alone and does not compile
+_CONTAINERD_TAGS = "no_btrfs,no_devmapper,no_zfs,no_aufs"  # not no_grpc: that one is for only the shim and does not compile
 
 _OF_EVERY_VERSION = (
     Part("etcd", "etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),

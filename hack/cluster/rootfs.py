@@ -67,7 +67,7 @@ def python_layer() -> Layer:
 
 
 def busybox() -> Path:
-    """A busybox that needs no library. Raises Unavailable where there is none."""
+    """A busybox that needs no library. Raises Unavailable if there is none."""
     found = shutil.which("busybox", path=f"{os.environ.get('PATH', '')}:/bin:/usr/bin")
     if found is None or "statically" not in _describe(Path(found)):
         raise Unavailable("our images need a static busybox; install Debian's busybox-static with: python -m hack.cluster deps")

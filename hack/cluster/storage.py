@@ -28,7 +28,7 @@ def prepare(api: Api) -> None:
 
 
 def provision(state: Path) -> None:
-    """Serve claims of the class for ever; the holder runs this in a process of its own."""
+    """Serve claims of the class forever; the holder runs this in a process of its own."""
     facts: dict[str, str] = {}
     volumes = state / "volumes"
     volumes.mkdir(parents=True, exist_ok=True)

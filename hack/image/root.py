@@ -3,7 +3,7 @@
 `python3 root.py python TARGET FOLDER…` takes Python, its standard library, and the libraries that it and the extensions in FOLDER… load.
 `python3 root.py file TARGET SOURCE PATH` takes the file SOURCE, as PATH.
 
-Runs while an image is built, on the standard library alone. The list is TARGET/usr/share/sbom/base.cdx.json, in CycloneDX.
+Runs while an image is built, only on the standard library. The list is TARGET/usr/share/sbom/base.cdx.json, in CycloneDX.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def take_python(target: Path, extensions: list[Path]) -> dict[str, Path]:
 
 
 def libraries(files: list[Path]) -> list[Path]:
-    """The shared libraries which those files load, and the loader. Raises SystemExit where one is not there."""
+    """The shared libraries which those files load, and the loader. Raises SystemExit if one is not there."""
     told = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True).stdout
     missing = set(re.findall(r"^\s*(\S+) => not found", told, re.MULTILINE))
     if missing:

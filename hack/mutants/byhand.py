@@ -21,7 +21,7 @@ class ByHand:
     tests: tuple[str, ...]
 
     def applied(self, root: Path) -> bytes:
-        """The file with the fault. Raises ValueError where `old` is not there once."""
+        """The file with the fault. Raises ValueError if `old` is not there once."""
         source = (root / self.path).read_text()
         if source.count(self.old) != 1:
             raise ValueError(

@@ -34,7 +34,7 @@ TEST_SECONDS = 20.0
 FIRST = 4
 """So many of the nearest test files are collected at first."""
 WAIT_SECONDS = 300.0
-"""A test that waits for so long waits for ever."""
+"""A test that waits for so long waits forever."""
 
 
 class Copy:

@@ -18,5 +18,5 @@ TOOL = GoTool(
 
 
 def promtool() -> Path:
-    """The program. Raises Unavailable where Go is missing, ClusterError where it cannot be built."""
+    """The program. Raises Unavailable if Go is missing, ClusterError where it cannot be built."""
     return TOOL.built(find_go)

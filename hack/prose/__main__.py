@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 def findings(named: Sequence[str]) -> list[Finding]:
     """What vale and the rule of lag find in those pages and sources, by page and line.
 
-    Raises ClusterError where one is not there or vale cannot be built.
+    Raises ClusterError if one is not there or vale cannot be built.
     """
     if absent := [page for page in named if not (ROOT / page).is_file()]:
         raise ClusterError(f"there is no page {absent[0]}; give paths as from the root of the repository")

@@ -1,4 +1,4 @@
-"""The sources of the three distributions as pages for vale: two a package, of its docstrings and of its messages.
+"""The sources of the three distributions as pages for vale: two per package, of its docstrings and of its messages.
 
 The mean length of a sentence is taken over such a page, since many a file has two sentences.
 """
@@ -58,7 +58,7 @@ def written(texts: Mapping[str, list[Said]]) -> dict[str, Page]:
 
 
 def lags(path: str, several: Sequence[Said]) -> list[Origin]:
-    """Where the first docstring, and the first message, of a source that use lag have no staleness beside it."""
+    """If the first docstring, and the first message, of a source that use lag have no staleness beside it."""
     found = []
     for docstring in (True, False):
         lines = [line for said in several if said.docstring is docstring for line in said.lines]

@@ -26,7 +26,7 @@ from hack.sbom.archives import Image, images, wheel_files
 from hack.sbom.parts import Part, distribution, plain, python_parts, requirements, source
 
 OURS = {"operator/psjob_operator/": ("psjob-operator", "__init__.py"), "psjob-runtime/lib/psjob/": ("psjob", "__init__.py")}
-"""Where the project's own packages lie in images, and the file that says the version."""
+"""If the project's own packages lie in images, and the file that says the version."""
 OF_THE_IMAGE = {*MADE, *MERGED, BOM, "etc/ld.so.cache", "psjob-runtime/bin/sh"}
 """Files and links that the Dockerfile makes."""
 

@@ -25,7 +25,7 @@ PACKAGES = ("psjob", "psjob_operator", "psjob_client", "tests", "hack")
 
 
 def slice_of(nodeid: str) -> int:
-    """0 to 5, for ever the same for one name."""
+    """0 to 5, forever the same for one name."""
     return zlib.crc32(nodeid.encode()) % SLICES
 
 

@@ -43,7 +43,7 @@ class Turns:
         self._files: dict[int, str] = {}
         """By runner, the file of its last test."""
         self._queue: list[int] = []
-        """Runners whose test waits for room, in their order: light tests do not keep a heavy one out for ever."""
+        """Runners whose test waits for room, in their order: light tests do not keep a heavy one out forever."""
         shared = [index for index, test in enumerate(tests) if not test.load.alone]
         self._alone = [index for index, test in enumerate(tests) if test.load.alone]
         self._stretches = self._cut(shared, runners)

@@ -59,7 +59,7 @@ class Velero:
             self._remove(crds)
 
     def run(self, *words: str, seconds: float = LIMIT) -> str:
-        """Velero's command; what it says. Raises ClusterError where it fails."""
+        """Velero's command; what it says. Raises ClusterError if it fails."""
         done = subprocess.run(self._words(*words), capture_output=True, text=True, timeout=seconds)
         if done.returncode != 0:
             raise ClusterError(f"velero {' '.join(words)}: {done.stdout}{done.stderr}")

@@ -81,8 +81,8 @@ def test_a_dead_link_and_a_dead_anchor_are_named_with_their_lines() -> None:
 
 
 def test_a_list_below_a_paragraph_gets_the_blank_line_that_the_generator_needs() -> None:
-    told = prepared("docs/x.md", "Two:\n- one\n  goes on\n- two\n```\ntext\n- code\n```\nA table:\n| a |\n| --- |\n", set())
-    assert told == "Two:\n\n- one\n  goes on\n- two\n```\ntext\n- code\n```\nA table:\n\n| a |\n| --- |\n"
+    told = prepared("docs/x.md", "Two:\n- one\n  continues\n- two\n```\ntext\n- code\n```\nA table:\n| a |\n| --- |\n", set())
+    assert told == "Two:\n\n- one\n  continues\n- two\n```\ntext\n- code\n```\nA table:\n\n| a |\n| --- |\n"
 
 
 def test_a_link_to_a_folder_leads_to_its_page() -> None:

@@ -69,7 +69,7 @@ def helm(words: list[str]) -> None:
     if words[1] in ("install", "upgrade", "template"):
         charts = [re.sub(r"^(oci://\S+|.*charts/psjob)$", "charts/psjob", word) for word in words[2:]]
         assert "charts/psjob" in charts, words
-        own = ("--reuse-values",)  # of upgrade alone
+        own = ("--reuse-values",)  # of only upgrade
         rendered = run(tool("helm"), "template", *[word for word in charts if word not in own and word != "--wait"])
         assert "kind:" in rendered
 

@@ -41,7 +41,7 @@ def kube(home: Kube, node_cluster: Cluster) -> Iterator[Kube]:
 
 @pytest.fixture
 def nodes(node_cluster: Cluster) -> Iterator[set[int]]:
-    """Kubelets that a test stops; whatever happens, they go on and every node takes pods after it."""
+    """Kubelets that a test stops; whatever happens, they continue and every node takes pods after it."""
     stopped: set[int] = set()
     yield stopped
     for pid in stopped:

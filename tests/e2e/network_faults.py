@@ -15,7 +15,7 @@ from tests.support.netns import Dropped, Network
 WORKERS, SHARDS = 2, 2
 PACE = 0.1
 GOES_ON = 15.0
-"""Seconds within which a job must go on."""
+"""Seconds within which a job must continue."""
 HOLDS = 2.0
 """A worker that makes no step for so many seconds, while nothing is wrong, holds its pushes."""
 TRAINING = {"transport": "tcp", "seed": 3}
@@ -31,7 +31,7 @@ def cut(source: str, target: str, **how: object) -> Phase:
 
 
 def half_open(name: str, peer: str, **how: object) -> Phase:
-    """Connections end at `name` alone, and the reset that would tell `peer` is lost."""
+    """Connections end only at `name`, and the reset that would tell `peer` is lost."""
 
     @contextlib.contextmanager
     def fault(job: NetJob) -> Iterator[Dropped]:

@@ -82,8 +82,8 @@ def drained(kube: Kube, job: str, node: str, back: Callable[[], T | None]) -> T:
     """Drain that node as a person does, and wait until `back` answers."""
     at = time.time()
     kube.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", timeout=150)
-    answer = wait_for("training to go on elsewhere", back, 120, story=lambda: kube.story(job))
-    print(f"{time.time() - at:.1f} s from the drain of {node} until training went on")
+    answer = wait_for("training to continue elsewhere", back, 120, story=lambda: kube.story(job))
+    print(f"{time.time() - at:.1f} s from the drain of {node} until training continued")
     return answer
 
 

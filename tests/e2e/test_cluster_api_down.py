@@ -24,7 +24,7 @@ WINDOW = 20.0
 
 @pytest.fixture
 def server(node_cluster: Cluster) -> Iterator[int]:
-    """The API server's process; it goes on after the test, whatever happens, and is waited for."""
+    """The API server's process; it continues after the test, whatever happens, and is waited for."""
     pid = node_cluster.pid("kube-apiserver")
     yield pid
     with contextlib.suppress(ProcessLookupError):
@@ -72,5 +72,5 @@ def test_training_does_not_need_the_api_server(kube: Kube, node_cluster: Cluster
     print(f"{during:.0f} steps a second of {before:.0f} while the API server was away for {away:.0f} s: {during / before:.2f}")
     assert pods(kube) == standing, kube.story(NAME)
     assert during >= 0.8 * before, "the exact ratio is printed; this only tells a rate from a standstill"
-    status = wait_for("the status to go on", lambda: kube.status(NAME) if kube.status(NAME)["phase"] == "Running" else None, 60)
+    status = wait_for("the status to continue", lambda: kube.status(NAME) if kube.status(NAME)["phase"] == "Running" else None, 60)
     assert not status["restarts"].get("total") and _step(kube, first) > after

@@ -94,7 +94,7 @@ def test_a_pair_in_the_network_of_its_node_shares_memory(home: Kube, node_cluste
     """The way that docs/operations.md names; a pair with a network each goes over TCP."""
     space = node_cluster.create_namespace("pairs", {"pod-security.kubernetes.io/enforce": "privileged"}, isolated=False)
     kube = replace(home, namespace=space)
-    # A node of these tests reaches the cluster's DNS at its own address alone, not at that of the Service.
+    # A node of these tests reaches the cluster's DNS only at its own address, not at that of the Service.
     wait = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "1"}]
     dns = {"dnsPolicy": "ClusterFirstWithHostNet", "dnsConfig": {"nameservers": [BRIDGE_ADDRESS], "options": wait}}
     try:

@@ -85,7 +85,7 @@ def phase_of_pod(kube: Kube, name: str, wanted: str) -> Callable[[], bool]:
 
 
 def crash_shard(kube: Kube, home: Kube, job: str, within: float) -> None:
-    """The process that serves, and not the first one of its pod: training goes on from memory, in the same attempt."""
+    """The process that serves, and not the first one of its pod: training continues from memory, in the same attempt."""
     held = ready_to_kill(kube, job)
     pod = pod_of(kube, job, "shard", 0)
     before = (shard_status(kube, pod) or {})["counters"]["crashes"]
@@ -97,7 +97,7 @@ def crash_shard(kube: Kube, home: Kube, job: str, within: float) -> None:
         said, told = shard_status(kube, pod), coordinator(kube, job)
         return bool(said and told) and said["counters"]["crashes"] == before + 1 and told["step"] > held + 1
 
-    wait_for("training to go on from memory", goes_on, 120, story=lambda: kube.story(job))
+    wait_for("training to continue from memory", goes_on, 120, story=lambda: kube.story(job))
     now = pod_of(kube, job, "shard", 0)
     assert now["metadata"]["uid"] == pod["metadata"]["uid"] and now["status"]["containerStatuses"][0]["restartCount"] == 0
     assert processes(now, "psjob.shard")[0] == first and (shard_status(kube, now) or {})["attempt"] == 1
@@ -116,7 +116,7 @@ def kill_worker(kube: Kube, home: Kube, job: str, within: float) -> None:
 
 
 def kill_operator(kube: Kube, home: Kube, job: str, within: float) -> None:
-    """The replica that acts; the other goes on."""
+    """The replica that acts; the other continues."""
     ready_to_kill(kube, job)
     pod = leader(home)
     assert pod is not None

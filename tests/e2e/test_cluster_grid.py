@@ -44,7 +44,7 @@ class Place:
     home: Kube
     cluster: Cluster
     stopped: set[int]
-    """Kubelets that were stopped; they go on after the test."""
+    """Kubelets that were stopped; they continue after the test."""
     image: str
     """Of this cell's own name: it can be taken away from the nodes without another cell's."""
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)

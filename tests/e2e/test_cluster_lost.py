@@ -1,4 +1,4 @@
-"""A node that is lost, and nodes that are drained: the job goes on elsewhere by itself, with the storage that a claim gets by default."""
+"""A node that is lost, and nodes that are drained: the job continues elsewhere by itself, with the storage that a claim gets by default."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_drain_takes_a_checkpoint_and_loses_no_step(kube: Kube, home: Kube, no
         said = coordinator(kube, NAME)
         assert said is not None
         again = drained(kube, NAME, node, partial(resumed, kube, attempt))
-        assert again >= said["step"], f"it went on from step {again}, and step {said['step']} was made before the drain"
+        assert again >= said["step"], f"it continued from step {again}, and step {said['step']} was made before the drain"
         told = partial(_told, kube, int(said["step"]))
         wait_for("the status to tell of the checkpoint that the drain took", told, 15, story=partial(kube.story, NAME))
         assert pod_of(kube, NAME, "shard", 0)["spec"]["nodeName"] != node
@@ -140,7 +140,7 @@ def test_a_node_of_workers_leaves_the_shards_where_they_are(
         drained(kube, NAME, node, back)
     else:
         at = lose(node_cluster, [kube, home], node, nodes)
-        wait_for("training to go on", back, 60, story=lambda: kube.story(NAME))
+        wait_for("training to continue", back, 60, story=lambda: kube.story(NAME))
         print(f"{mode}: {time.time() - at:.1f} s from the loss of {node} until its workers had joined again elsewhere")
         for kubelet in nodes:
             os.kill(kubelet, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""NetworkPolicies of a run on real nodes, by packets: strangers' pods come through to no port, and operator and training go on.
+"""NetworkPolicies of a run on real nodes, by packets: strangers' pods come through to no port, and operator and training continue.
 
 Who enforces them here is the stand-in of hack/cluster (policies.py, enforcer.py), not a network plugin that anybody runs.
 """

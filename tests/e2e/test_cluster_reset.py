@@ -34,7 +34,7 @@ def test_a_node_of_eight_workers_reset_five_times_completes(kube: Kube, node_clu
         return again and said is not None and said["checkpoint"]["step"] > kept
 
     for turn in range(RESETS):
-        wait_for(f"training to go on after {turn} resets", trains, 200, story=lambda: kube.story(NAME))
+        wait_for(f"training to continue after {turn} resets", trains, 200, story=lambda: kube.story(NAME))
         before = counting.starts(kube, NAME)
         said = coordinator(kube, NAME)
         assert said is not None and said["step"] < STEPS, "it was over before the last reset"

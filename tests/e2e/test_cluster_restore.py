@@ -19,7 +19,7 @@ MANY = ("shard", "worker", "worker", "worker", "worker", "shard")
 
 
 def lose(kube: Kube, role: str) -> None:
-    """Worker 1 or shard 0 is deleted; training goes on beyond a new checkpoint."""
+    """Worker 1 or shard 0 is deleted; training continues beyond a new checkpoint."""
     index = 1 if role == "worker" else 0
     pod = pod_of(kube, NAME, role, index)
     number, step = int(pod["metadata"]["labels"]["psjob.dev/number"]), (coordinator(kube, NAME) or {}).get("step", 0)
@@ -31,7 +31,7 @@ def lose(kube: Kube, role: str) -> None:
         there = int(newest["metadata"]["labels"]["psjob.dev/number"]) > number and newest["status"].get("phase") == "Running"
         return there and said is not None and len(counting.joined(kube, NAME)) == WORKERS and said["checkpoint"]["step"] > step
 
-    wait_for(f"training to go on after the loss of {pod['metadata']['name']}", on, 120, story=lambda: kube.story(NAME))
+    wait_for(f"training to continue after the loss of {pod['metadata']['name']}", on, 120, story=lambda: kube.story(NAME))
 
 
 @pytest.mark.timeout(900)

@@ -74,7 +74,7 @@ def test_a_job_goes_on_from_the_volume_that_velero_restored(kube: Kube, velero: 
     weights = final_weights(kube, NAME)
     counting.check(weights, STEPS, WORKERS)
     steps = sorted(int(file.name.rpartition("-s")[2].split(".")[0]) for file in weights.parent.glob("manifest-*"))
-    assert steps[0] > 0, f"it went on, and did not begin: {steps}"
+    assert steps[0] > 0, f"it continued, and did not begin: {steps}"
 
 
 @pytest.mark.timeout(1800)

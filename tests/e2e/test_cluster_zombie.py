@@ -22,7 +22,7 @@ APART = {"weight": 100, "podAffinityTerm": TERM}
 
 @pytest.fixture
 def stop(node_cluster: Cluster) -> Iterator[Callable[[int], None]]:
-    """SIGSTOP to a process; whatever happens, it goes on after the test."""
+    """SIGSTOP to a process; whatever happens, it continues after the test."""
     stopped: list[int] = []
 
     def send(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""A volume without room for a checkpoint costs checkpoints, never the job: it waits with a sentence, and goes on when there is room."""
+"""A volume without room for a checkpoint costs checkpoints, never the job: it waits with a sentence, and continues when there is room."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def assert_steps_go_on(looks: list[Look]) -> None:
 
 
 def assert_few_strays(looks: list[Look]) -> None:
-    """At most one cut's files lie beside the committed ones: one a shard."""
+    """At most one cut's files lie beside the committed ones: one per shard."""
     found = strays(looks)
     assert all(len(files) <= 1 for files in found.values()), found

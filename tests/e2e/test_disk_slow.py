@@ -159,7 +159,7 @@ def job_of(folder: Path, size: Size, *words: str) -> Path:
 
 
 def kill_at(job: Watched, step: int, steps_seconds: float, back_seconds: float) -> float:
-    """Let the workers make `step`, at which shards die with nothing of the volume in memory; wait until the job has gone on.
+    """Let the workers make `step`, at which shards die with nothing of the volume in memory; wait until the job has continued.
 
     Returns the unix time of the last death.
     """

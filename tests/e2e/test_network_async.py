@@ -1,4 +1,4 @@
-"""Async training through faults of a real network between namespaces: it goes on within 15 s, no push is lost and none counts twice."""
+"""Async training through faults of a real network between namespaces: it continues within 15 s, no push is lost and none counts twice."""
 
 from __future__ import annotations
 

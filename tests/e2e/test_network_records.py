@@ -1,4 +1,4 @@
-"""A large resume record on a slow link: it arrives, and steps go on beside it."""
+"""A large resume record on a slow link: it arrives, and steps continue beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sync training through faults of a real network between namespaces: it goes on within 15 s, and no bit of the weights differs."""
+"""Sync training through faults of a real network between namespaces: it continues within 15 s, and no bit of the weights differs."""
 
 from __future__ import annotations
 

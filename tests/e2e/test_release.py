@@ -1,4 +1,4 @@
-"""A release's folder, a registry and a package index that serve it, and all ways of installing from there alone, on real nodes.
+"""A release's folder, a registry and a package index that serve it, and all ways of installing only from there, on real nodes.
 
 PSJOB_RELEASE names a folder that `make release` made; without it the test makes one, which takes minutes.
 """

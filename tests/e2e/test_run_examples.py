@@ -88,7 +88,7 @@ STEP_WORDS = 10 * 50
 def test_lda_counts_exactly_and_learns_what_one_process_learns(tmp_path: Path) -> None:
     import numpy as np
 
-    # In the middle: who goes on alone in the first passes settles on topics that half of the documents do not share.
+    # In the middle: who continues alone in the first passes settles on topics that half of the documents do not share.
     ended = run(tmp_path, EXAMPLES / "lda" / "job.yaml", "--fault", "kill:worker-1@step=120")
     assert ended.code == 0, ended.told
     assert ended.summary["result"] == "Complete" and ended.summary["restarts"] == {"Signal": 1} and ended.summary["updates_lost"] == 0
@@ -159,7 +159,7 @@ def loaded(example: str) -> ModuleType:
 
 @pytest.mark.parametrize(("manifest", "exchanges"), [rotating("job.yaml", 4), soak("job-sync.yaml", 200)])
 def test_charlm_learns_with_few_exchanges(tmp_path: Path, manifest: str, exchanges: int) -> None:
-    """A fifth of its steps; who guesses by the frequency of each character alone comes to more than 3 nats."""
+    """A fifth of its steps; who guesses by the frequency of only each character comes to more than 3 nats."""
     words = 'spec.workers.template.spec.containers[0].args=["--steps=200"]'
     ended = run(tmp_path, EXAMPLES / "charlm" / manifest, "--set", words)
     assert ended.code == 0, ended.told

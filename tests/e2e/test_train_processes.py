@@ -20,7 +20,7 @@ from tests.support.soaking import rotating, soak
 STEPS = 40
 pytestmark = pytest.mark.timeout(1500)
 every_way = pytest.mark.parametrize(("device", "way"), [soak("cpu", "gloo"), *((device, "shared") for device in DEVICES)])
-"""Where models lie, and how processes of a worker sum. All processes share one GPU here, which NCCL refuses."""
+"""If models lie, and how processes of a worker sum. All processes share one GPU here, which NCCL refuses."""
 
 
 def job(

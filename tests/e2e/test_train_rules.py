@@ -1,6 +1,6 @@
-"""Rules with state a worker on the shards, in a whole job: a shard and a worker are killed, and training goes on from what was kept.
+"""Rules with state a worker on the shards, in a whole job: a shard and a worker are killed, and training continues from what was kept.
 
-- Bounded staleness as a user runs it: shards and workers are killed, the job is stopped, and it goes on in another mode.
+- Bounded staleness as a user runs it: shards and workers are killed, the job is stopped, and it continues in another mode.
 - A running job is told another mode by its config: it goes over at a checkpoint, and no push is lost or counts twice.
 """
 

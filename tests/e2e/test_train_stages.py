@@ -86,7 +86,7 @@ def test_a_kill_of_a_stage_or_a_shard_changes_no_bit(tmp_path: Path, hit: str, d
 
 @pytest.mark.soak
 def test_psjob_chooses_the_cuts_once(tmp_path: Path) -> None:
-    """Workers that are started again, the one that chose too, and shard 0 go on with the same cuts."""
+    """Workers that are started again, the one that chose too, and shard 0 continue with the same cuts."""
     hits = faults("kill:worker-0@step=20", "kill:worker-1@step=30", "kill:shard-0@step=40")
     ran = train(tmp_path, job(tmp_path, 0.03, words=["auto"]), *hits)
     assert len(ran.summary["recoveries"]) == 3
@@ -152,7 +152,7 @@ LATE: dict[str, tuple[dict[str, str], list[str]]] = {
     "gap-aware": ({"schedule": "pipedream", "correct": "gap-aware"}, ["untied"]),
     "plain": ({"schedule": "2bw"}, ["untied", "plain"]),
 }
-"""Of training.pipeline, and of the model: a weight that two stages share goes with one delay of all alone."""
+"""Of training.pipeline, and of the model: a weight that two stages share goes with one delay of only all."""
 
 
 @functools.cache

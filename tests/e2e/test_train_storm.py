@@ -75,7 +75,7 @@ def plan(seed: int) -> Plan:
 def job(folder: Path, made: Plan) -> Path:
     every = 2 if made.training["mode"] == "local" else 20
     words = ["storm.py", str(STEPS), str(PACE), *(["table"] if made.table else [])]
-    # A busy machine takes longer to answer, so it is asked for an answer soon only where a shard is stopped.
+    # A busy machine takes longer to answer, so it is asked for an answer soon only if a shard is stopped.
     of_shards = {"progressDeadlineSeconds": 3} if any(hit.startswith("stop:") for hit in made.hits) else {}
     return manifest(
         folder, words, workers=WORKERS, shards=SHARDS, training={"seed": 3, **made.training}, of_shards=of_shards,

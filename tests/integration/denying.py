@@ -39,7 +39,7 @@ def of_core(kind: str, *operations: str) -> dict[str, Any]:
 
 
 def chosen(place: World, jobs: Sequence[str]) -> dict[str, Any]:
-    """What is labelled as of these jobs alone."""
+    """What is labelled as of only these jobs."""
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": place.namespace}},
         "objectSelector": {"matchExpressions": [{"key": LABEL, "operator": "In", "values": list(jobs)}]},
@@ -152,7 +152,7 @@ def limit_range(place: World, jobs: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pod_security(place: World, jobs: Sequence[str]) -> Iterator[None]:
-    """The namespace takes restricted pods alone, from now on."""
+    """The namespace takes only restricted pods, from now on."""
     path, key = f"/api/v1/namespaces/{place.namespace}", "pod-security.kubernetes.io/enforce"
     place.cluster.api.merge(path, {"metadata": {"labels": {key: "restricted"}}})
     try:

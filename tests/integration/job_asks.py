@@ -64,7 +64,7 @@ BEYOND_BASELINE: dict[str, Ask] = {
 SINCE_34 = {"probe", "hook"}
 """What Pod Security of Kubernetes 1.33 does not refuse yet."""
 UNMASKED = Ask("baseline", {}, secure(procMount="Unmasked"))
-"""Not among those above: the API server takes it in user namespaces alone."""
+"""Not among those above: the API server takes it only in user namespaces."""
 OTHER_RIGHTS: dict[str, Ask] = {
     "account": Ask("serviceAccountName", {"serviceAccountName": "trainer"}),
     "account-old": Ask("serviceAccountName", {"serviceAccount": "trainer"}),

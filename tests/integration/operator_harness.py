@@ -251,7 +251,7 @@ class World:
         return dict(made)
 
     def path(self, kind: str, name: str = "") -> str:
-        """Where a kind, or one object of it, is."""
+        """If a kind, or one object of it, is."""
         return f"{ROOTS.get(kind, '/api/v1')}/namespaces/{self.namespace}/{kind}" + (f"/{name}" if name else "")
 
     def job(self, name: str = "job") -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The chart's job policy on a real API server: who may ask for what, in which template, by which way, as docs/security.md says.
 
-The policies are the chart's, bound to namespaces of this module alone, since others share the API server.
+The policies are the chart's, bound to namespaces of only this module, since others share the API server.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def test_what_a_run_is_pinned_to_is_for_those_who_may_make_pods(place: Place) ->
     pinned = {"runtimeImage": "registry/psjob-runtime:1", "wire": 2, "configFormat": 1, "key": 1}
     code, message = change("status alone", {"internal": {"pinned": pinned}})
     assert code == 403 and "status.internal.pinned: user " in message and "may not create pods" in message
-    assert change("status alone", {"phase": "Pending"})[0] == 200, "the rest of the status is judged by its role alone"
+    assert change("status alone", {"phase": "Pending"})[0] == 200, "the rest of the status is judged only by its role"
     assert change("the operator", {"internal": {"pinned": pinned}})[0] == 200, "with the chart's own rights"
     for other in ({"runtimeImage": "evil.example/own:1"}, {"encryption": "none"}, {"key": 7}):
         assert change("status alone", {"internal": {"pinned": other}})[0] == 403, other

@@ -65,7 +65,7 @@ def test_it_waits_for_the_crd_not_ready_but_alive(without_crd: Cluster, place: W
 
 
 def test_the_api_server_is_restarted(plane: Cluster, place: World) -> None:
-    """Twice, under running jobs: nothing of theirs is started again, and the operator goes on by itself."""
+    """Twice, under running jobs: nothing of theirs is started again, and the operator continues by itself."""
     plane.install_crd()
     running(place)
     before = uids(place)
@@ -75,7 +75,7 @@ def test_the_api_server_is_restarted(plane: Cluster, place: World) -> None:
         until("another API server", lambda was=was: plane.pid("kube-apiserver") != was and answers(place), 60)  # type: ignore[misc]
         time.sleep(1)
     unharmed(place, before)
-    print(f"{JOBS} jobs: went on after {goes_on(place):.1f} s")
+    print(f"{JOBS} jobs: continued after {goes_on(place):.1f} s")
 
 
 def test_the_crd_is_deleted_and_put_back(plane: Cluster, place: World) -> None:

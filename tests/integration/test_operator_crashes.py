@@ -1,6 +1,6 @@
 """The operator is ended after each of its writes in turn, once with the reply and once with the reply lost, over a job's whole life.
 
-Each time another operator goes on, and the end is the same: no pod, Service, ConfigMap or claim more or less, no Event told twice.
+Each time another operator continues, and the end is the same: no pod, Service, ConfigMap or claim more or less, no Event told twice.
 
 - An operator that lives while all between it and the API server goes wrong: replies lost, refusals, delays, watches that double, hold
   back, lose and end. At the end every job is what it would have been, and no seat was ever held twice.

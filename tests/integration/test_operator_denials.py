@@ -1,4 +1,4 @@
-"""Admission that says no for a while: a job waits, says whose words these are, goes on when they are taken back, and counts nothing."""
+"""Admission that says no for a while: a job waits, says whose words these are, continues when they are taken back, and counts nothing."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_denial_of_what_stands_around_the_pods_is_waited_for_too(place: World,
         place.remove(f"{lost}-worker-1-r1")
         for job in (*kinds.values(), edited):
             place.until(f"{job} to tell why it waits", lambda job=job: said(place, job, "CreateRefused", "nothing new today"))
-        assert place.status(edited)["phase"] == "Running", "training goes on as it is"
+        assert place.status(edited)["phase"] == "Running", "training continues as it is"
         for job in (unseen, lost):
             place.until(f"an Event to tell of {job}", lambda job=job: told(place, job, "StatusRefused", "nothing new today"))
         time.sleep(held)
@@ -192,7 +192,7 @@ def test_a_denial_of_what_stands_around_the_pods_is_waited_for_too(place: World,
     place.until("the new worker", lambda: f"{lost}-worker-1-r2" in place.pods(), AGAIN_SECONDS)
     mode = lambda: '"mode": "async"' in str(place.cluster.api.get(place.path("configmaps", f"{edited}-config"))["data"])  # noqa: E731
     place.until("the new config", mode, AGAIN_SECONDS)
-    print(f"all went on within {time.monotonic() - ended:.1f} s")
+    print(f"all continued within {time.monotonic() - ended:.1f} s")
     place.until("the words to be taken back", lambda: place.conditions(edited)["Ready"]["reason"] == "Running")
     assert all(place.status(job)["restarts"].get("counted", 0) == 0 for job in (*kinds.values(), edited, unseen, lost))
 

@@ -1,4 +1,4 @@
-"""Two operators and one Lease on a real API server: whatever befalls the one that acts, the other goes on, and no pod is made twice."""
+"""Two operators and one Lease on a real API server: whatever befalls the one that acts, the other continues, and no pod is made twice."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_without_the_right_it_says_so_and_acts_alone(place: World) -> None:
     rules = [rule for rule in place.cluster.api.get(base)["rules"] if rule["resources"] != ["leases"]]
     place.cluster.api.merge(base, {"rules": rules})
     operator = place.operator(*options(place, 3))
-    until("it to act alone", lambda: operator.role() == "alone", 20, also=place.story)
+    until("it only to act", lambda: operator.role() == "alone", 20, also=place.story)
     assert any("takes turns without it: run one replica, or give the right" in line["message"] for line in operator.lines())
     place.create(manifest())
     place.until("its pods", lambda: len(place.pods()) == 3)
@@ -207,7 +207,7 @@ def test_a_gateway_that_says_503_for_a_while(place: World, proxies: Callable[[],
 
 
 def _down(cluster: Cluster) -> int:
-    """End the API server; the one that is started in its place is held before it listens. Answers the process to let go on."""
+    """End the API server; the one that is started in its place is held before it listens. Answers the process to let continue."""
     server = cluster.pid("kube-apiserver")
     os.kill(server, signal.SIGKILL)
     until("it to be started again", lambda: cluster.pid("kube-apiserver") != server, 20)

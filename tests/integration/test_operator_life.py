@@ -23,7 +23,7 @@ def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
 
 @together
 def test_from_apply_to_complete_without_a_trace_on_the_users_object(place: World, node: str, name: str) -> None:
-    """Applying again, kubectl diff and server-side apply never find a difference; of the object nothing but its status is written."""
+    """Applying again, kubectl diff and server-side apply never find a difference; of the object nothing except its status is written."""
     job = manifest(name)
 
     def untouched() -> None:

@@ -44,7 +44,7 @@ def test_sigterm_ends_it_in_peace(place: World) -> None:
 
 
 def test_it_ends_when_a_right_is_missing(place: World) -> None:
-    """kopf gives up a watch that is refused; a process that sees half of the world must not go on."""
+    """kopf gives up a watch that is refused; a process that sees half of the world must not continue."""
     base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{place.namespace}/rolebindings/{place.user}"
     place.cluster.api.delete(base)
     operator = place.operator(ready=False)

@@ -1,7 +1,7 @@
-"""An edit that an older CRD takes and the operator refuses: nothing is created, and what ends, suspends or deletes a job goes on.
+"""An edit that an older CRD takes and the operator refuses: nothing is created, and what ends, suspends or deletes a job continues.
 
 - What reaches a job's status of the log of a failed process.
-- etcd or the API server stopped under running jobs: nothing of theirs is started again, and the operator goes on by itself.
+- etcd or the API server stopped under running jobs: nothing of theirs is started again, and the operator continues by itself.
   A restart of the API server is in test_operator_apart.py.
 """
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name: str) -> None:
-    """lrScaling: linear goes with mode sync alone, and the mode of a running job may change."""
+    """lrScaling: linear goes with only mode sync, and the mode of a running job may change."""
     paused, done, timed, mended = jobs = [f"{name}{what}" for what in ("paused", "done", "timed", "mended")]
     for job in jobs:
         place.create(manifest(job, training={"mode": "sync", "lrScaling": "linear"}, runPolicy={"ttlSecondsAfterFinished": 1}))
@@ -60,7 +60,7 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
         event["involvedObject"]["name"]: event["reason"] for event in place.events() if event["reason"] in ("Completed", "DeadlineExceeded")
     }
     assert told == {done: "Completed", timed: "DeadlineExceeded"}
-    # What the edit was taken back for goes on.
+    # What the edit was taken back for continues.
     place.edit(mended, training={"mode": "sync"})
     place.until("the lost worker", lambda: f"{mended}-worker-1-r2" in place.pods())
     assert "Stalled" not in place.conditions(mended)
@@ -117,7 +117,7 @@ def test_it_is_stopped_for_a_while(place_outage: World, component: str, seconds:
     until("the API server to answer", lambda: answers(place_outage), 60)
     time.sleep(3)
     unharmed(place_outage, before)
-    print(f"{component} away {seconds} s: went on after {goes_on(place_outage):.1f} s")
+    print(f"{component} away {seconds} s: continued after {goes_on(place_outage):.1f} s")
 
 
 @pytest.mark.soak
@@ -130,4 +130,4 @@ def test_it_is_gone_for_long(place_outage: World) -> None:
         time.sleep(0.5)
     until("the API server to be back", lambda: answers(place_outage), 60)
     unharmed(place_outage, before)
-    print(f"gone for 120 s: went on after {goes_on(place_outage):.1f} s")
+    print(f"gone for 120 s: continued after {goes_on(place_outage):.1f} s")

@@ -139,7 +139,7 @@ def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str,
     assert "labels" not in after["metadata"] and "ownerReferences" not in after["metadata"]
     assert not [entry for entry in after["metadata"]["managedFields"] if "psjob" in entry["manager"]]
     place.cluster.api.delete(place.path(kind, child))
-    place.until("the job to go on", lambda: len(place.pods(name)) == 3)
+    place.until("the job to continue", lambda: len(place.pods(name)) == 3)
 
 
 @pytest.mark.cluster

@@ -188,7 +188,7 @@ def _documented(
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Where two pods differ, apart from what each object has of its own; lists with keys are compared by them."""
+    """If two pods differ, apart from what each object has of its own; lists with keys are compared by them."""
     left, right = _plain(one), _plain(other)
     return [f"{at}: {left.get(at)!r} is not {right.get(at)!r}" for at in sorted({*left, *right}) if left.get(at) != right.get(at)]
 

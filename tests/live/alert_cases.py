@@ -79,7 +79,7 @@ CASES: tuple[Case, ...] = (
     Case("five restarts in an hour", "PSJobRestartStorm", restarts("0+1x5 5x60"), 40, 0),
     Case("restarts by several causes", "PSJobRestartStorm", restarts("0+1x7 7x60") | restarts("0+1x7 7x60", cause="Hung"), 30, 1),
     Case("old restarts after a rollout", "PSJobRestartStorm", restarts("20x60 _x60") | restarts("_x61 20x59", "new"), 70, 0),
-    Case("a storm that goes on through a rollout", "PSJobRestartStorm", restarts("0+1x6 _x60") | restarts("_x7 6+1x10", "new"), 18, 1),
+    Case("a storm that continues through a rollout", "PSJobRestartStorm", restarts("0+1x6 _x60") | restarts("_x7 6+1x10", "new"), 18, 1),
     Case("no step after a loss", "PSJobInterrupted", {of("psjob_job_interrupted_seconds"): "0+60x30"}, 18, 1),
     Case("a recovery in ten minutes", "PSJobInterrupted", {of("psjob_job_interrupted_seconds"): "0+60x10 _x20"}, 18, 0),
     Case("two releases", "PSJobContended", {of("psjob_job_contended"): "1x20", of("psjob_job_contended", "new"): "1x20"}, 10, 1),

@@ -24,7 +24,7 @@ def counting(shards: Shards, rank: int) -> Worker:
 
 
 def steps(count: int, seed: int, breaks: float = 0.0, cut_by: Shards | None = None) -> Callable[[Worker], None]:
-    """Adds 1 a step, asks for each next batch as `ps.shard` does, and now and then breaks a stream.
+    """Adds 1 per step, asks for each next batch as `ps.shard` does, and now and then breaks a stream.
 
     With `cut_by` at least three checkpoints are taken meanwhile, by these shards.
     """

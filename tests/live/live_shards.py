@@ -57,7 +57,7 @@ class Shards:
     ) -> None:  # fmt: skip
         """`more` are further fields of `Config`. The other shards find the coordinator, which listens at a port, at `line` of that.
 
-        `attempt`: above 1 they go on from the newest checkpoint of `folder`. `ports`: those of shards that are gone, which these follow.
+        `attempt`: above 1 they continue from the newest checkpoint of `folder`. `ports`: those of shards that are gone, which these follow.
         """
         self._others = set(threading.enumerate())
         held = [] if ports else [free() for _ in range(2 * shards)]
@@ -91,7 +91,7 @@ class Shards:
         self.servers: list[Server] = []
         self.codes: dict[int, int] = {}
         self.guests: list[Worker] = []
-        """They go when the shards do: one that went on dialling would come to the shards of another test, at the same port."""
+        """They go when the shards do: one that continued dialling would come to the shards of another test, at the same port."""
         self._listeners: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._pools: list[StreamPool] = []
@@ -165,7 +165,7 @@ class Shards:
         return [self.codes[index] for index in range(len(self.servers))]
 
     def close(self) -> None:
-        """End, with every thread that was started meanwhile: one that went on would act in the next test of this process."""
+        """End, with every thread that was started meanwhile: one that continued would act in the next test of this process."""
         for worker in self.guests:
             worker.die()
         for listener in self._listeners:
@@ -240,7 +240,7 @@ def eventually(true: Callable[[], bool], seconds: float = SECONDS) -> bool:
 
 
 def until_checkpoints(worker: Worker, shards: Shards, count: int) -> None:
-    """The worker stands between two steps until so many checkpoints are committed; towards the step of one that is ahead it goes on.
+    """The worker stands between two steps until so many checkpoints are committed; towards the step of one that is ahead it continues.
 
     So tests have checkpoints however slow the disk is. Every worker is to call this before the same steps.
     """

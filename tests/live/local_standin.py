@@ -1,4 +1,4 @@
-"""A psjob of a few lines, for tests of the supervisor alone: its shard counts steps by the clock and keeps them in a file.
+"""A psjob of a few lines, for tests of only the supervisor: its shard counts steps by the clock and keeps them in a file.
 
 Found before the real one by PYTHONPATH, so that `psjob run` itself is the real thing, with real processes.
 """

@@ -18,7 +18,7 @@ FAULT = "LOOP_FAULT"
 """In the environment: `kill before 3`, the worker is killed as its fourth push begins; `kill after 3`, as it is over. `wait` in place of
 `kill`: it waits there until its shards are others."""
 WAITS, GOES_ON = "waits", "goes-on"
-"""Files, by which it says that it waits, and is told that it may go on."""
+"""Files, by which it says that it waits, and is told that it may continue."""
 AGAIN, EXIT_AGAIN = "again.json", 99
 """A worker that begins again in place leaves its environment here, and ends with this code: who runs it makes another fork, which need not
 import torch."""

@@ -31,7 +31,7 @@ STRUCK = ("worker", "shards", "both")
 
 @dataclass(frozen=True)
 class Fault:
-    """At a step the worker is killed, or its shards are, which go on from their newest checkpoint, or both at once."""
+    """At a step the worker is killed, or its shards are, which continue from their newest checkpoint, or both at once."""
 
     step: int
     after: bool = False

@@ -54,7 +54,7 @@ def _judged(case: Case, ran: Ran, expected: Ran) -> Outcome:
         return Outcome("refused", told[-1].removeprefix("psjob: "))
     if ran.code:
         return Outcome("crashed", f"exit code {ran.code}: {ran.err[-1500:]}")
-    # A script that goes on from a record runs lines between passes again, and prints there what is so by then.
+    # A script that continues from a record runs lines between passes again, and prints there what is so by then.
     found, wanted = (ran.lines, expected.lines) if ran.starts == 1 else (ran.lines[-1:], expected.lines[-1:])
     same = _same if case.loop.exact else _close
     for number, (one, other) in enumerate(zip(found, wanted, strict=False)):

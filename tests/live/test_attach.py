@@ -410,7 +410,7 @@ def test_schedulers_and_clipping_work_on_the_attached_optimizer(tmp_path: Path) 
 
 
 def test_a_link_has_one_thread_however_soon_its_first_dial_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two would displace each other's stream for ever: a shard keeps one of each worker."""
+    """Two would displace each other's stream forever: a shard keeps one of each worker."""
     make, named = connection.supervise.thread, []
 
     def slow(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
@@ -419,7 +419,7 @@ def test_a_link_has_one_thread_however_soon_its_first_dial_fails(tmp_path: Path,
 
         def begin() -> None:
             start()
-            time.sleep(0.5)  # the dialler has failed, and been told to dial again, before its caller goes on
+            time.sleep(0.5)  # the dialler has failed, and been told to dial again, before its caller continues
 
         if name.startswith("link-"):
             named.append(name)

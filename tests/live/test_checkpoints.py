@@ -3,8 +3,8 @@
 Every push adds 1 to every weight, so a block's weights tell how many pushes they contain.
 
 - Blocks that have not changed are named where they lie, in files that stay as long as a manifest names them.
-- Rows in the checkpoints of real shards: each is of one step, with the blocks; a run that goes on from one ends with the same bits.
-- A run that goes on from a checkpoint whose parameters were cut in other blocks than this version would cut.
+- Rows in the checkpoints of real shards: each is of one step, with the blocks; a run that continues from one ends with the same bits.
+- A run that continues from a checkpoint whose parameters were cut in other blocks than this version would cut.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def swatches(page: Page) -> int:
 
 
 def is_alone(page: Page, text: str) -> bool:
-    """It needs nothing but itself: no script, no style sheet, every link into the page."""
+    """It needs nothing except itself: no script, no style sheet, every link into the page."""
     fetched = [link for link in page.links if not link.startswith("#")] + re.findall(r"url\((?!#)[^)]*\)|@import", text)
     return not fetched and not {"script", "link", "img", "iframe"} & page.tags.keys() and len(page.ids) == len(set(page.ids))
 

@@ -49,7 +49,7 @@ def weights(shards: Shards) -> torch.Tensor:
 
 
 def says(worker: Worker, kind: Kind, payload: torch.Tensor | bytes | None = None, **fields: Any) -> None:
-    """Send one frame of the worker's own to shard 0. Raises StreamClosed where it has hung up."""
+    """Send one frame of the worker's own to shard 0. Raises StreamClosed if it has hung up."""
     lane = worker.session.links[0].main
     if lane is None:
         raise StreamClosed("shard 0 has hung up")

@@ -95,7 +95,7 @@ def test_backup_is_a_batch_run_over_the_pushes_it_kept(tmp_path: Path, batches: 
     ],
 )
 def test_the_decisions_replay_to_the_same_bits(tmp_path: Path, batches: list[Batch], mode: dict[str, Any], transport: str) -> None:
-    """In softsync a worker goes on before its push is decided on, and writes over the memory that it lends."""
+    """In softsync a worker continues before its push is decided on, and writes over the memory that it lends."""
     with serving(tmp_path, workers=3, shards=2, transport=transport, **mode) as shards:
         all_well([sgd(shards, rank) for rank in range(3)], given(STEPS, batches if mode is SOFTSYNC else None))
         held = weights(shards)

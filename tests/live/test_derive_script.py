@@ -57,7 +57,7 @@ def derive(folder: Path, environment: dict[str, str], data: dict[str, bytes], to
         (source / name).write_bytes(value)
     program = busybox(folder.parent)
     script = f"busybox={program} from={source} to={folder / to}\n{DERIVE}"
-    # Nothing is on the PATH: the script may call no program but busybox.
+    # Nothing is on the PATH: the script may call no program except busybox.
     return subprocess.run([program, "sh", "-c", script], env={"PATH": "/none", **environment}, capture_output=True, text=True, timeout=60)
 
 

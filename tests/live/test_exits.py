@@ -165,7 +165,7 @@ STUCK = """
 from psjob.process.errors import refused_after
 with refused_after({seconds}, "it must return"):
     {code}
-print("went on")
+print("continued")
 """
 
 
@@ -221,7 +221,7 @@ raise SystemExit(3)
 
 @pytest.mark.parametrize(("times", "printed"), [(1, "SystemExit\nclosed\n"), (3, "SystemExit\n")])
 def test_what_was_refused_ends_with_its_status_whatever_the_script_catches(tmp_path: Path, times: int, printed: str) -> None:
-    """Once, and at once if the script goes on and asks again."""
+    """Once, and at once if the script continues and asks again."""
     own = {contract.ENV_ROLE: "worker", contract.ENV_TERMINATION_LOG: str(tmp_path / "end")}
     words = [sys.executable, "-c", CATCHES, str(times)]
     done = subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True, timeout=60, check=False)
@@ -275,7 +275,7 @@ def rows(threads: Mapping[str, int], *quick: str) -> list[Any]:
 
 def assert_ends_with_sentence(run: Processes, index: int, thread: str) -> None:
     process = run.started[index]
-    assert eventually(lambda: process.poll() is not None, 100.0), f"a shard without its thread {thread} goes on"
+    assert eventually(lambda: process.poll() is not None, 100.0), f"a shard without its thread {thread} continues"
     assert process.returncode == 1
     problem = run.said(index)["problem"]
     assert problem.startswith(f"thread {thread}") and "failed: LookupError: injected (" in problem and "broken)" in problem, problem

@@ -218,7 +218,7 @@ time.sleep(30)
 
 @pytest.mark.rotating
 def test_threads_of_linear_algebra_are_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody limits them, as in a pod of one process."""
+    """If nobody limits them, as in a pod of one process."""
     monkeypatch.delenv("OMP_NUM_THREADS")
     out, err = run(tmp_path, "print(run, warm)\nif run == 0: again()\n").communicate("", SECONDS)
     assert out.splitlines() == ["0 False", "1 True"], err

@@ -30,7 +30,7 @@ esac
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A checkout with the script alone, and a PATH with what it calls."""
+    """A checkout with only the script, and a PATH with what it calls."""
     (tmp_path / "checkout" / "hack").mkdir(parents=True)
     (tmp_path / "checkout" / "hack" / "install.sh").write_bytes((REPO / "hack" / "install.sh").read_bytes())
     (tmp_path / "bin").mkdir()

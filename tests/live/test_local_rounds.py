@@ -74,7 +74,7 @@ def test_one_step_a_round_with_a_plain_mean_is_sync_sgd(tmp_path: Path) -> None:
 
 
 def test_a_step_that_a_scaler_skips_is_a_step_of_the_round(tmp_path: Path) -> None:
-    """Rank 1 finds inf once: it goes on alone, and its rounds end where the other's do."""
+    """Rank 1 finds inf once: it continues alone, and its rounds end where the other's do."""
     scales: dict[int, float] = {}
 
     def act(worker: Worker) -> None:
@@ -315,7 +315,7 @@ def test_rounds_of_delayed_nesterov_wait_for_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("grace", [rotating(0.0), 0.03])
 def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float) -> None:
-    """Plain SGD inside, so that a dropped round leaves nothing behind: the weights are those of the kept rounds alone."""
+    """Plain SGD inside, so that a dropped round leaves nothing behind: the weights are those of only the kept rounds."""
     batches: list[Batch] = []
     carry_out = updates._order
 

@@ -202,7 +202,7 @@ def test_a_shard_that_never_tells_its_ids_ends_the_export_with_a_sentence(
 
 
 def test_a_rewind_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the process would begin again by an exec, which cleans nothing up, the half-written file is gone already."""
+    """If the process would begin again by an exec, which cleans nothing up, the half-written file is gone already."""
     (tmp_path / "out").mkdir()
     (tmp_path / "job").mkdir()
     seen: list[list[list[str]]] = []

@@ -192,7 +192,7 @@ def test_a_push_that_is_sent_again_is_read_where_it_lies(tmp_path: Path) -> None
 
 
 def test_what_a_dead_worker_pushed_is_read_after_its_death(tmp_path: Path) -> None:
-    """Its memory is the shard's too: what it had pushed counts when the other one comes, and its successor goes on."""
+    """Its memory is the shard's too: what it had pushed counts when the other one comes, and its successor continues."""
     with serving(tmp_path, workers=2, shards=1) as shards:
         workers = [worker_of(shards, rank) for rank in range(2)]
         for attaching in [aside(worker.attach) for worker in workers]:

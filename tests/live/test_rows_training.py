@@ -119,7 +119,7 @@ def test_rows_with_a_rule_of_their_own_follow_the_schedule(tmp_path: Path) -> No
 
 
 def test_a_found_inf_skips_the_rows_of_all(tmp_path: Path) -> None:
-    """Rank 1's scaled gradient overflows in its rows alone: nobody's step counts, and its scaler hears of it."""
+    """Rank 1's scaled gradient overflows only in its rows: nobody's step counts, and its scaler hears of it."""
     before = rows_of(Clicks())
     held: dict[int, list[torch.Tensor]] = {}
     scales: dict[int, float] = {}

@@ -149,7 +149,7 @@ def test_a_cell_with_a_mistake_shows_the_users_line(notebook: InteractiveShell, 
         lines = capsys.readouterr().out.splitlines()
         assert code in "\n".join(lines) and len(lines) <= MOST_IN_A_CELL, lines
         shown = [line for line in lines if line.startswith("File ")]
-        assert len(shown) <= 1 and "sdk/blocking.py" not in shown[0] and "api/" not in shown[0], "only where it was raised"
+        assert len(shown) <= 1 and "sdk/blocking.py" not in shown[0] and "api/" not in shown[0], "only if it was raised"
 
 
 @pytest.mark.usefixtures("alone")

@@ -55,7 +55,7 @@ pytestmark = pytest.mark.usefixtures("last_words")
 
 
 class Schedule:
-    """Workers that push blocks in order and go on when each is answered; who is next is drawn by chance."""
+    """Workers that push blocks in order and continue when each is answered; who is next is drawn by chance."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance, self.workers, self.blocks = chance, chance.randint(1, 4), chance.randint(1, 3)
@@ -70,7 +70,7 @@ class Schedule:
     def run(self) -> None:
         while live := sorted(self.table.live()):
             able = [rank for rank in live if self.sent[rank] < self.blocks or not self.waits[rank]]
-            assert able, f"nobody can go on: {self.clock}, staleness {self.staleness}, barrier {self.barrier}"
+            assert able, f"nobody can continue: {self.clock}, staleness {self.staleness}, barrier {self.barrier}"
             self.act(self.chance.choice(able))
             for at, bound in enumerate(self.bounds):
                 self.answer(at, bound)
@@ -88,7 +88,7 @@ class Schedule:
         self.waits[rank].add(at)
 
     def answer(self, at: int, bound: StalenessBound) -> None:
-        """As a cell does: hold it if it is there, then answer who may go on."""
+        """As a cell does: hold it if it is there, then answer who may continue."""
         pushed = self.table.pushed(at)
         if self.barrier is not None and at not in self.held and bound.stands_at(self.barrier):
             self.held[at] = pushed
@@ -335,7 +335,7 @@ def test_a_worker_that_dies_before_a_barrier_is_waited_for_and_named(tmp_path: P
         going = aside(lambda: rounds(ends, 3, seed=1)(first))
         assert eventually(lambda: "workers [1] have not pushed step" in str(shards.servers[0].job.waiting_for))
         assert eventually(lambda: all(one.store.clocks() == {0: snapshot.step, 1: 3} for one in shards.servers))
-        assert going.is_alive(), "a barrier, though its bound would let it go on to 7"
+        assert going.is_alive(), "a barrier, though its bound would let it continue to 7"
         again = ledger(shards, 1, start=2)
         again.attach()
         assert again.session.clock == 3
@@ -351,7 +351,7 @@ def test_a_worker_that_dies_before_a_barrier_is_waited_for_and_named(tmp_path: P
 
 
 def test_who_leaves_is_not_waited_for(tmp_path: Path) -> None:
-    """Rank 0 stands at its bound when rank 1 ends: it goes on at once."""
+    """Rank 0 stands at its bound when rank 1 ends: it continues at once."""
     with serving(tmp_path, workers=2, shards=2, mode="bounded", staleness=1) as shards:
         first, other = ledger(shards, 0), ledger(shards, 1)
         attaching = aside(first.attach)

@@ -158,7 +158,7 @@ def test_what_was_left_out_is_not_fed_back_twice_after_a_crash_in_async(tmp_path
 
 @pytest.mark.parametrize("codec", ["topk", rotating("int8")])
 def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, codec: str) -> None:
-    """Rank 1 dies between two steps and goes on from its record; every bit is as without its death."""
+    """Rank 1 dies between two steps and continues from its record; every bit is as without its death."""
 
     def act(worker: Worker) -> None:
         for step in range(worker.session.clock, 8):

@@ -85,7 +85,7 @@ def scale(optimizer: torch.optim.Optimizer, model: nn.Module, by: float, skip: b
 
 
 def test_a_worker_that_returns_has_its_momentum(tmp_path: Path) -> None:
-    """It dies after a checkpoint at clock 12; its follower goes on from that clock's record as if nothing had been."""
+    """It dies after a checkpoint at clock 12; its follower continues from that clock's record as if nothing had been."""
     alone = build()
     optimizer = slim(alone)
     for step in range(20):

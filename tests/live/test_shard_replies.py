@@ -154,7 +154,7 @@ def test_another_rate_moves_no_weight_of_ftrl(tmp_path: Path) -> None:
 
 
 def test_a_shard_whose_update_breaks_off_is_gone(tmp_path: Path) -> None:
-    """A push that is taken and not applied would never be made again, and whoever waits for it would wait for ever."""
+    """A push that is taken and not applied would never be made again, and whoever waits for it would wait forever."""
     with serving(tmp_path, workers=1, shards=1, mode="async", update_rule="dc-asgd") as shards:
         (worker,) = workers_of(shards)
         worker.attach()
@@ -186,7 +186,7 @@ def test_a_worker_that_has_left_is_out_of_the_sum(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shards_then", [rotating(1), 3])
 def test_what_belongs_to_a_worker_comes_back_on_other_shards(tmp_path: Path, shards_then: int) -> None:
-    """Two runs that go on from one checkpoint on other shards; the workers' momenta and notes are there before they push."""
+    """Two runs that continue from one checkpoint on other shards; the workers' momenta and notes are there before they push."""
     with serving(tmp_path, workers=2, shards=2, mode="async", update_rule="dana-dc", checkpoint=replace(NEVER, every_steps=4)) as shards:
 
         def act(worker: Worker) -> None:

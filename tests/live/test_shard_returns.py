@@ -89,7 +89,7 @@ def test_an_async_push_that_one_shard_has_is_made_again_for_the_other(tmp_path: 
 
 
 def test_where_workers_step_whoever_goes_on_gives_the_weights(tmp_path: Path) -> None:
-    """Rank 0 is through after 2 steps: checkpoints go on, and the job's weights are the last worker's."""
+    """Rank 0 is through after 2 steps: checkpoints continue, and the job's weights are the last worker's."""
     with serving(tmp_path, workers=2, shards=2, update_at="worker", checkpoint=EVERY_2) as shards:
 
         def beyond() -> bool:

@@ -113,7 +113,7 @@ def test_one_workers_inf_skips_the_step_for_all(tmp_path: Path, name: str) -> No
 
 
 def test_a_worker_that_leaves_early_is_absent_from_then_on(tmp_path: Path) -> None:
-    """The other goes on alone: the divisor is 1 from the leaver's clock on."""
+    """The other continues alone: the divisor is 1 from the leaver's clock on."""
     with serving(tmp_path, workers=2, shards=2) as shards:
         workers = [Worker(shards, rank, model, OPTIMIZERS["sgd"](model)) for rank, model in enumerate(build() for _ in range(2))]
         all_well(workers, lambda worker: steps(4 if worker.rank else 9)(worker))

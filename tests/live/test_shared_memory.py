@@ -235,7 +235,7 @@ class _Bare:
 
 
 def test_who_returns_in_the_middle_of_a_clock_computes_on_the_weights_of_that_clock(tmp_path: Path) -> None:
-    """A shard that has its predecessor's pushes goes on without it; what it reads must not move before its own step."""
+    """A shard that has its predecessor's pushes continues without it; what it reads must not move before its own step."""
     with serving(tmp_path, workers=2, shards=2) as shards:
         models = [build() for _ in range(3)]
         stays, dies = (Worker(shards, rank, models[rank], sgd(models[rank])) for rank in range(2))
@@ -260,7 +260,7 @@ def test_who_returns_in_the_middle_of_a_clock_computes_on_the_weights_of_that_cl
 
 
 def test_who_has_left_keeps_the_weights_of_its_last_step(tmp_path: Path) -> None:
-    """The other worker goes on in the memory in which the model lives."""
+    """The other worker continues in the memory in which the model lives."""
     with serving(tmp_path, workers=2, shards=2) as shards:
         models = [build() for _ in range(2)]
         held: list[torch.Tensor] = []

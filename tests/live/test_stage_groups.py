@@ -117,7 +117,7 @@ def test_stages_train_their_own_blocks(tmp_path: Path, count: int, transport: st
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_worker_comes_back_at_its_stages_clock(tmp_path: Path, count: int) -> None:
-    """The other stage has gone on meanwhile: its blocks are two steps further, and say nothing of where this one stands."""
+    """The other stage has continued meanwhile: its blocks are two steps further, and say nothing of where this one stands."""
     with serving(tmp_path, shards=count, stages=Stages((1, 1))) as shards:
         first, second = Staged(shards, 0), Staged(shards, 1)
         attached(first, second)

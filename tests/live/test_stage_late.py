@@ -240,7 +240,7 @@ def test_two_stages_may_share_a_weight_where_both_are_as_late(tmp_path: Path, mo
 
 
 def test_weights_that_land_in_an_open_version_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a pull writes into the parameters, or a shard changes memory that it lends: gradients would be wrong in silence."""
+    """As where a pull writes into the parameters, or a shard changes memory that it lends: gradients would be wrong silently."""
     monkeypatch.setattr(StageVersions, "fresh", lambda versions: [p.data for p in versions._job.parameters])
     problems = problems_of(tmp_path, 1, **WAYS["pipedream"])
     found = [str(problem) for problem in problems if isinstance(problem, ChangedInPlace)]

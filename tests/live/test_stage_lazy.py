@@ -1,4 +1,4 @@
-"""Lazy models in stages on real shards: workers have memory for their stage alone, and first values are those of one process."""
+"""Lazy models in stages on real shards: workers have memory for only their stage, and first values are those of one process."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 - A stranger at a status port: what it says is bounded in bytes and in time, and those who may ask are answered meanwhile.
 - A stranger at the operator's health port: its connections and their requests are bounded, and probes are answered meanwhile.
-- Bytes of a stranger at a status port, read over a real connection: no answer, and no exception but those that are promised.
+- Bytes of a stranger at a status port, read over a real connection: no answer, and no exception except those that are promised.
 """
 
 from __future__ import annotations

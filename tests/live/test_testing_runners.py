@@ -129,7 +129,7 @@ def test_is_killed_and_leaves_a_process():
     if os.fork() == 0:  # it holds all that is open
         os.setsid()
         ends = time.monotonic() + 60
-        while time.monotonic() < ends and not (HERE / "gone on").exists():
+        while time.monotonic() < ends and not (HERE / "continued").exists():
             time.sleep(0.05)
         (HERE / ("seen" if time.monotonic() < ends else "gave up")).touch()
         os._exit(0)
@@ -137,7 +137,7 @@ def test_is_killed_and_leaves_a_process():
 
 
 def test_goes_on():
-    (HERE / "gone on").touch()
+    (HERE / "continued").touch()
 """
 
 

@@ -228,7 +228,7 @@ def test_whole_objects_are_saved_and_copied_as_torchs_own(tmp_path: Path, kind: 
                 assert there.state_dict()["param_groups"] == whole["param_groups"]
                 for row, state in whole["state"].items():
                     assert all(torch.equal(value, there.state_dict()["state"][row][name]) for name, value in state.items())
-            loaded = saved({"model": worker.model, "optimizer": worker.optimizer})  # goes on by itself
+            loaded = saved({"model": worker.model, "optimizer": worker.optimizer})  # continues by itself
             steps(loaded["model"], loaded["optimizer"])
             steps(worker.model, worker.optimizer)
             torch.testing.assert_close(loaded["model"].weight, worker.model.weight)

@@ -1,4 +1,4 @@
-"""A run of wandb goes on in the process that takes a worker's place."""
+"""A run of wandb continues in the process that takes a worker's place."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def bad(shard: Idle, cases: list[bytes], count: int, proven: bool) -> None:
             to.sock.close()
 
 
-# -- while training goes on ------------------------------------------------------------------------
+# -- while training continues ------------------------------------------------------------------------
 
 
 def build() -> nn.Module:
@@ -298,7 +298,7 @@ def test_strangers_do_not_disturb_training(tmp_path: Path, undisturbed: str) -> 
 
 
 def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path, undisturbed: str) -> None:
-    """After hello: wrong sizes, unknown blocks, clocks ahead, damage. Each ends the stream; the worker dials again and goes on."""
+    """After hello: wrong sizes, unknown blocks, clocks ahead, damage. Each ends the stream; the worker dials again and continues."""
 
     def frames(worker: Worker) -> list[list[Part]]:
         session = worker.session
@@ -373,7 +373,7 @@ def test_a_worker_that_numbers_its_infos_at_random_keeps_four(tmp_path: Path, un
 def test_a_hello_that_says_too_much_is_refused_and_nothing_is_missed(
     tmp_path: Path, undisturbed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard that believed it would take the pushes to come for old ones, and the job would wait for ever."""
+    """A shard that believed it would take the pushes to come for old ones, and the job would wait forever."""
     with serving(tmp_path, workers=2, shards=2) as shards:
         workers = workers_of(shards)
         ends, lies = workers[1].session.ends, [10**9, 1 << 62, 1]
@@ -413,7 +413,7 @@ def files_of(pid: int) -> int:
 @pytest.mark.rotating
 @pytest.mark.parametrize("encryption", ["none", "auto"])
 def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Path, encryption: str) -> None:
-    """Meanwhile workers that are there go on, and one more that has a key joins. Strangers of an encrypted run begin TLS with it."""
+    """Meanwhile workers that are there continue, and one more that has a key joins. Strangers of an encrypted run begin TLS with it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     words = GREETING if encryption == "none" else client_hello()

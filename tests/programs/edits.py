@@ -10,7 +10,7 @@ SEED = "import torch; torch.manual_seed(0)\n"
 
 
 def edited(text: str, edits: Sequence[Sequence[str]], name: str) -> str:
-    """The program with each `old` replaced by its `new`. Raises ValueError where an old one is not there exactly once."""
+    """The program with each `old` replaced by its `new`. Raises ValueError if an old one is not there exactly once."""
     for old, new in edits:
         if text.count(old) != 1:
             raise ValueError(f"{name} has {old!r} {text.count(old)} times and not once: the package has changed, edit programs.toml")

@@ -101,7 +101,7 @@ processes on the same batches. Then it runs with a killed shard, with a killed w
 - **Time** is that of the job in sync, start and end included, where DDP takes 1. These programs make a few dozen steps, so it is mostly the
   start. [Performance](performance/index.md) has the time of a step.
 
-Two runs of a reference have the same bits, since every program is seeded. Where it does not seed itself, the test adds a line.
+Two runs of a reference have the same bits, since every program is seeded. If it does not seed itself, the test adds a line.
 `make soak` runs all of this. `make test` runs five of the programs.
 """
 SHIPPED = """

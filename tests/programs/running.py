@@ -152,7 +152,7 @@ def environment(program: Program, folder: Path) -> dict[str, str]:
 
 
 def referred(program: Program, folder: Path) -> Ran:
-    """The program under its reference. Raises AssertionError where it fails."""
+    """The program under its reference. Raises AssertionError if it fails."""
     file = laid(program, folder)
     words = [program.reference, str(WORKERS), "weights", str(file), *program.words, *program.reference_words]
     begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""Scripts that end with exit code 0 before they are through: the job goes on, or fails with a sentence."""
+"""Scripts that end with exit code 0 before they are through: the job continues, or fails with a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts as people have them go on after a restart: rank 0 prints the lines of the undisturbed run, and weights and buffers are its bits.
+"""People's scripts continue after a restart: rank 0 prints the lines of the undisturbed run, and weights and buffers are its bits.
 
 Each script of `scripts/` loops over `ps.epochs` and keeps in `ps.state` what it carries. The same script with plain loops and variables is
 equal too, or it is not Complete and says why. In one process they are started again from every record (`tests/tensors`); here are real

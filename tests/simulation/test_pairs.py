@@ -1,6 +1,6 @@
 """Pairs of a shard and a worker under faults by seed, on nodes with little room: once the faults are over, each pair is on one node.
 
-The plan is the real one. Scheduler, kubelet and node controller are those of this file, on a virtual clock: a pod gets a node only where
+The plan is the real one. Scheduler, kubelet and node controller are those of this file, on a virtual clock: a pod gets a node only if
 the process that it must stand beside holds a place, as the real scheduler does; what it cannot place says so in the scheduler's words.
 """
 

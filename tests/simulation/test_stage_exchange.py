@@ -288,7 +288,7 @@ def test_without_flush_every_step_has_what_it_needs(way: TrainingWay, replicas: 
 @pytest.mark.parametrize("replicas", REPLICAS)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_delays_are_those_of_the_formula(way: TrainingWay, replicas: tuple[int, ...], each: int) -> None:
-    """In whatever order workers and frames go on."""
+    """In whatever order workers and frames continue."""
     microbatches = each * lcm(*replicas)
     if isinstance(way, TwoBW):
         microbatches = max(microbatches, even(replicas))

@@ -104,7 +104,7 @@ class World:
     # ---- the kubelet and training -------------------------------------------------------------------------------------------------
 
     def tick(self, seconds: float = 1.0) -> None:
-        """Pods start, become ready, leave; training goes on while everything is up; commits follow."""
+        """Pods start, become ready, leave; training continues while everything is up; commits follow."""
         self.now += seconds
         for name, pod in list(self.pods.items()):
             if pod.node_lost:

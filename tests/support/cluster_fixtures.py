@@ -110,7 +110,7 @@ class Cluster:
         return nodes.component(self.state, name)
 
     def create_namespace(self, prefix: str = "t", labels: dict[str, str] | None = None, *, isolated: bool = True) -> str:
-        """A new namespace, usable at once. `isolated`: its pods go only to nodes that `kwok_nodes` made for it."""
+        """A new namespace, usable at once. `isolated`: its pods continuely to nodes that `kwok_nodes` made for it."""
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         metadata: dict[str, Any] = {"name": name, "labels": labels or {}}
         if isolated:
@@ -238,7 +238,7 @@ def own_control_plane(state: Path, **options: Any) -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(control_plane: Cluster) -> Iterator[str]:
-    """A namespace of the test's own on `control_plane`; its pods go only to nodes made by `kwok_nodes`."""
+    """A namespace of the test's own on `control_plane`; its pods continuely to nodes made by `kwok_nodes`."""
     name = control_plane.create_namespace()
     yield name
     control_plane.api.delete(f"/api/v1/namespaces/{name}")
@@ -246,7 +246,7 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def kwok_nodes(control_plane: Cluster, namespace: str) -> Iterator[KwokNodes]:
-    """`kwok_nodes(2, {"nvidia.com/gpu": "4"})` adds two Ready nodes for the test's namespace alone and returns their names."""
+    """`kwok_nodes(2, {"nvidia.com/gpu": "4"})` adds two Ready nodes for only the test's namespace and returns their names."""
     made: list[str] = []
 
     def add(count: int = 1, capacity: dict[str, str] | None = None, labels: dict[str, str] | None = None) -> list[str]:

@@ -57,7 +57,7 @@ class Volume:
         return facts.f_bavail * facts.f_frsize
 
     def fill(self, leave: int = 0) -> None:
-        """Take all room but `leave` bytes with a file. Called again, it takes what has become free meanwhile."""
+        """Take all room except `leave` bytes with a file. Called again, it takes what has become free meanwhile."""
         part = 1 << 40
         with (self.folder / FILLER).open("ab") as file:
             while part >= PAGE:

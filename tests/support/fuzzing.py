@@ -40,7 +40,7 @@ def fuzz(cases: int, make: Callable[[Random], T], read: Callable[[T], int | None
     """`read` what `make` makes. It raises where a reader broke its word. `most`: bytes that it may allocate for one.
 
     A `read` that reads several says how many. Hypothesis draws the seeds alone: to draw each change would take longer than to read it.
-    The few cases of `make test` are the same each time, so that it fails by a change alone; those of a soak are others each time.
+    The few cases of `make test` are the same each time, so that it fails only by a change; those of a soak are others each time.
     """
     done = turn = 0
 

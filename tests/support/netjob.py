@@ -30,11 +30,11 @@ from tests.support.runkeys import of_run
 DATA, STATUS = 7070, 7071
 SUMMARY = "summary.json"
 STEPS_ON = 3
-"""A worker has gone on when it has made so many further steps."""
+"""A worker has continued when it has made so many further steps."""
 AHEAD = 100
 """A job is told its last step so many steps before: no worker makes them before it has read it."""
 GIVE_UP = 60.0
-"""Seconds after which a job that does not go on is given up."""
+"""Seconds after which a job that does not continue is given up."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class NetJob:
             os.kill(process, signal.SIGKILL)
 
     def wait_for(self, what: str, found: Callable[[], Any], seconds: float = 120, every: float = 0.05) -> Any:
-        """What `found` gives as soon as it gives something. Raises AssertionError where the job ends before, or after `seconds`."""
+        """What `found` gives as soon as it gives something. Raises AssertionError if the job ends before, or after `seconds`."""
         deadline = time.monotonic() + seconds
         while not (result := found()):
             assert self.process.poll() is None, f"the job ended while {what} was waited for:\n{self.story()}"
@@ -167,7 +167,7 @@ class NetJob:
         return ran
 
     def story(self) -> str:
-        """Where each worker is, and the ends of all logs."""
+        """If each worker is, and the ends of all logs."""
         at = ", ".join(f"worker {rank} at step {self.step(rank)}" for rank in range(self.workers))
         logs = sorted(self.run_folder.glob("logs/*.log"))
         return "\n".join([f"{at}, checkpoint {self.checkpoint()}", *(f"-- {log.name}\n{log.read_text()[-1500:]}" for log in logs)])
@@ -185,11 +185,11 @@ class Phase:
     seconds: float = 11.0
     """How long it holds: longer than a process waits for a word of its peer. 0: it is not healed; the time counts from its beginning."""
     steps: int = 0
-    """If not 0, the job goes on all the time: the fault holds until each worker has made so many steps."""
+    """If not 0, the job continues all the time: the fault holds until each worker has made so many steps."""
     stops: tuple[int, ...] = ()
-    """Ranks that it keeps from going on: else it was no fault."""
+    """Ranks that it keeps from continuing: else it was no fault."""
     shards: bool = False
-    """It is between shards: workers may make steps all the while, and checkpoints show whether the job goes on."""
+    """It is between shards: workers may make steps all the while, and checkpoints show whether the job continues."""
     drops: bool = True
     """It drops packets: else it was no fault."""
 
@@ -221,7 +221,7 @@ class Went:
 
 
 def play(job: NetJob, phase: Phase) -> Went:
-    """Have a fault, heal it and see how the job goes on. Raises AssertionError where it does not in `GIVE_UP` seconds."""
+    """Have a fault, heal it and see how the job continues. Raises AssertionError if it does not in `GIVE_UP` seconds."""
     job.wait_for(f"training before {phase.name}", lambda: job.least() > 0 and job.checkpoint() > 0)
     with contextlib.ExitStack() as holding:
         fault = holding.enter_context(phase.fault(job))
@@ -231,7 +231,7 @@ def play(job: NetJob, phase: Phase) -> Went:
         if phase.seconds or phase.steps:
             holding.close()
         healed, committed, at = job.made(), job.checkpoint(), time.time()
-        steps = job.wait_for(f"the job to go on after {phase.name}", lambda: _on(job, healed), GIVE_UP) - at
+        steps = job.wait_for(f"the job to continue after {phase.name}", lambda: _on(job, healed), GIVE_UP) - at
         checkpoint = None
         if phase.shards:
             for _ in range(2):

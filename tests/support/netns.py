@@ -74,7 +74,7 @@ class Space:
         return f"/proc/{self.holder.pid}/ns/net"
 
     def run(self, *words: str, stdin: str | None = None) -> str:
-        """Standard output of a command that is run here. Raises AssertionError where it fails."""
+        """Standard output of a command that is run here. Raises AssertionError if it fails."""
         done = subprocess.run([*self.enter, *words], input=stdin, capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, f"{' '.join(words)} in {self.name} failed: {done.stderr.strip()}"
         return done.stdout

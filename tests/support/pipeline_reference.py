@@ -204,7 +204,7 @@ def _recomputed(
 
 
 def owners(parts: Sequence[StagePart], delays: Sequence[int]) -> dict[str, list[int]]:
-    """The stages of each parameter. Raises ValueError where stages that share one have different delays: two updates would mix."""
+    """The stages of each parameter. Raises ValueError if stages that share one have different delays: two updates would mix."""
     found: dict[str, list[int]] = {}
     for part in parts:
         for name in part.parameters:

@@ -31,7 +31,7 @@ FOLDERS = {
 
 
 def begin_imports(session: pytest.Session, folders: Iterable[str]) -> None:
-    """Let the servers of `warm` import, for these folders, while this process goes on; once for all runners, which are its forks."""
+    """Let the servers of `warm` import, for these folders, while this process continues; once for all runners, which are its forks."""
     if session.config.getoption("runners") and not session.config.option.collectonly:
         for folder in sorted(set(folders) & FOLDERS.keys()):
             for preloaded in FOLDERS[folder]:

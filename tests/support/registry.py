@@ -26,7 +26,7 @@ def serving(folder: Path, host: str) -> Iterator[str]:
         "version": 0.1,
         "log": {"level": "warn"},
         "storage": {"filesystem": {"rootdirectory": str(folder / "blobs")}},
-        "http": {"addr": address, "secret": "of this registry alone"},
+        "http": {"addr": address, "secret": "of only this registry"},
     }
     (folder / "config.yml").write_text(json.dumps(config))
     with (folder / "log").open("wb") as log:

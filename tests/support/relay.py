@@ -28,7 +28,7 @@ Passes = Callable[[socket.socket], Iterator[bytes]]
 
 
 class Relay:
-    """A road to a port of this host: `there` says what goes on of what diallers send, `back` of what they are sent."""
+    """A road to a port of this host: `there` says what continues of what diallers send, `back` of what they are sent."""
 
     def __init__(self, port: int, there: Passes = chunks, back: Passes = chunks) -> None:
         self._to, self._there, self._back = port, there, back

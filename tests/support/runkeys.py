@@ -44,7 +44,7 @@ def of_run(folder: Path) -> dict[str, bytes]:
 def get(
     port: int, path: str, headers: Mapping[str, str] = MappingProxyType({}), seconds: float = 2.0, host: str = "127.0.0.1"
 ) -> tuple[int, dict[str, Any]]:
-    """(code, body) of a request to a status port, which proves nothing but what `headers` say. Raises OSError and ValueError."""
+    """(code, body) of a request to a status port, which proves nothing except what `headers` say. Raises OSError and ValueError."""
     with closing(http.client.HTTPConnection(host, port, timeout=seconds)) as connection:
         connection.request("GET", path, headers=dict(headers))
         answer = connection.getresponse()

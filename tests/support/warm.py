@@ -47,7 +47,7 @@ def run(
     seconds: float = SECONDS,
     preloaded: Sequence[str] = PRELOADED,
 ) -> tuple[int, str]:
-    """Run `psjob ARGV` in `folder`; exit code, and what it printed. Raises AssertionError where it does not end in time."""
+    """Run `psjob ARGV` in `folder`; exit code, and what it printed. Raises AssertionError if it does not end in time."""
     return call(folder, "psjob_client.cli.main", argv, environment, seconds, preloaded)
 
 

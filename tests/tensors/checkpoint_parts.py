@@ -23,7 +23,7 @@ LAYOUT = Layout.of(TABLE, 1024)
 
 
 def blocks(seed: int) -> dict[int, BlockState]:
-    """Adam state that follows from `seed` alone."""
+    """Adam state that follows only from `seed`."""
     generator = torch.Generator().manual_seed(seed)
     rule = rules.named("adam")
     made = {}

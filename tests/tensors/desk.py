@@ -296,7 +296,7 @@ def mark(desk: Desk, clerk: Clerk, clock: int) -> None:
 
 
 def take_snapshot(desk: Desk, clerks: list[Clerk], clocks: list[int]) -> None:
-    """Take a checkpoint once each worker has made so many steps; marks hold it in async, else all go on to its step."""
+    """Take a checkpoint once each worker has made so many steps; marks hold it in async, else all continue to its step."""
     for number in range(max(clocks)):
         for clerk, clock in zip(clerks, clocks, strict=True):
             if number < clock:

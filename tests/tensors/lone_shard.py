@@ -15,7 +15,7 @@ from tests.live.live_shards import NEVER
 from tests.support.runkeys import handed
 
 TABLE = [{"name": f"w{i}", "shape": [256], "dtype": "float32", "group": i} for i in range(4)]
-"""Four blocks, one a group, two of which are this shard's."""
+"""Four blocks, one per group, two of which are this shard's."""
 
 
 class LoneShard:

@@ -237,7 +237,7 @@ def restarts(folder: Path, source: str, most: int = 8, every_line: bool = True) 
     for moment in some(first.moments, most) if first.ending == "through" else ():
         compare(moment, first.lines[: moment.printed], 1)
     if first.end is not None:  # the process was lost after that, and no checkpoint said yet that it had left
-        for name in ("run-1", "run-2"):  # the second goes on from the first, which was stopped then
+        for name in ("run-1", "run-2"):  # the second continues from the first, which was stopped then
             again = run(folder / f"end of {name}", source, first.end, name)
             if again.ending != "through" or again.moments or again.end is None or again.end.record != first.end.record:
                 found.wrong.append(f"from its end: {again.ending}, {len(again.moments)} records, printed {again.lines}")

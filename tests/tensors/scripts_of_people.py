@@ -66,7 +66,7 @@ while n < 12:
     shown = next(iter(val))
 note(n)
 """,
-    "a `while` counts in passes, and a `for` goes on": """
+    "a `while` counts in passes, and a `for` continues": """
 n = 0
 while n < 12:
     for i, b in enumerate(loader):
@@ -274,7 +274,7 @@ for epoch in range(2):
     for b in loader:
         step(b, next(iter(other)))
 """,
-    "a step of nothing but looks": """
+    "a step of nothing except looks": """
 for n in range(8):
     step(next(iter(loader)), n)
 """,

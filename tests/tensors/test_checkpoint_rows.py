@@ -31,7 +31,7 @@ def restored(folder: Path, made: Manifest, shards: int) -> tuple[list[list[tuple
 
 @pytest.mark.parametrize("seed", [0, *map(rotating, range(1, 4))])
 def test_a_chain_gives_back_what_was_snapshot(tmp_path: Path, seed: int) -> None:
-    """Pushes go on while each snapshot is written; every manifest that stands gives its own moment, on any number of shards."""
+    """Pushes continue while each snapshot is written; every manifest that stands gives its own moment, on any number of shards."""
     world = World(tmp_path, 2, seed)
     moments: list[tuple[Manifest, list[dict[int, list[float]]], int]] = []
     for turn in range(5):

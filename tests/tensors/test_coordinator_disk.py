@@ -51,7 +51,7 @@ def volume(monkeypatch: pytest.MonkeyPatch) -> Volume:
 
 
 def checkpoint(desk: Desk, clerks: list[Clerk], steps: int = 4) -> None:
-    """A snapshot is ordered and everybody goes on past its step."""
+    """A snapshot is ordered and everybody continues past its step."""
     desk.begin_snapshot()
     first = next(iter(desk.versions()))
     for clock in range(first, first + steps):

@@ -91,7 +91,7 @@ def test_every_shard_knows_in_a_checkpoint_who_has_left(tmp_path: Path) -> None:
 
 
 def test_where_workers_step_a_rank_0_killed_while_it_left_sends_all_back(tmp_path: Path) -> None:
-    """Its last weights came to shard 0 alone; without them on all shards the job would wait for ever."""
+    """Its last weights came only to shard 0; without them on all shards the job would wait forever."""
     desk, _ = half_left(tmp_path)
     again = desk.hello(0, start=2)
     desk.settle()
@@ -220,7 +220,7 @@ def test_a_worker_that_comes_again_and_again_does_not_keep_a_finished_run(tmp_pa
 
 
 def test_a_stop_takes_the_checkpoint_that_is_on_its_way(tmp_path: Path) -> None:
-    """Workers that stand still would never come to its step: they are told to go on to it, and end there."""
+    """Workers that stand still would never come to its step: they are told to continue to it, and end there."""
     desk = Desk(tmp_path)
     clerks = desk.begun()
     desk.begin_snapshot()

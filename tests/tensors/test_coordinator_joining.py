@@ -1,4 +1,4 @@
-"""A worker that comes, or comes again: never on other weights than the job's, and never turned away for ever.
+"""A worker that comes, or comes again: never on other weights than the job's, and never turned away forever.
 
 - A running job goes over to another mode: at a checkpoint, with every process, and back to one of the two if anything dies.
 """
@@ -123,7 +123,7 @@ def test_a_worker_that_had_not_joined_when_all_shards_were_lost_comes_again(tmp_
 
 @pytest.mark.parametrize("another", [False, True], ids=["the same coordinator", "another process of it"])
 def test_a_worker_that_was_out_of_reach_when_all_went_back_comes_again(tmp_path: Path, another: bool) -> None:
-    """Its process had not joined. Shards let in none of its start but with more rewinds, so that it would wait for ever."""
+    """Its process had not joined. Shards let in none of its start but with more rewinds, so that it would wait forever."""
     desk = Desk(tmp_path)
     desk.begun()
     out_of_reach = desk.hello(1, start=2)

@@ -178,7 +178,7 @@ def test_a_changed_claim_is_nobodys_or_read(tmp_path: Path, cases: int) -> None:
 
 @counts(200, 100_000)
 def test_a_changed_record_is_damaged_or_read(cases: int) -> None:
-    """What a worker goes on from: its JSON with tags, and its tensors."""
+    """What a worker continues from: its JSON with tags, and its tensors."""
     stateful = {
         "a": {1: (2, 3), "s": {4}, "t": torch.ones(3), "f": float("inf"), "b": b"xy"},
         "c": [torch.zeros(2, 2), 1 + 2j, torch.float32],

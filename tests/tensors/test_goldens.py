@@ -36,7 +36,7 @@ RUNS = [
     (218, None),  # local: clocks jump, a node and then all lose power, a partition, a lost worker, a process that outlives its successor
     (22, None),  # sync, clipped: a healthy shard is replaced, a slow disk, a full one, all shards are lost
     (184, None),  # async: a switch of the mode, slow links, all shards are lost while the operator is away
-    (12, CRASHING),  # sync: a shard's process crashes and goes on from memory
+    (12, CRASHING),  # sync: a shard's process crashes and continues from memory
     (4, None),  # local-async with a table
     rotating(130, None),  # softsync: a suspension and resume, a drain, an ill disk, broken streams, a process that stands still
     rotating(1, None),  # threshold with a table: drains, partitions, a lost worker, a node without power

@@ -1,4 +1,4 @@
-"""What `psjob run` sees of a run to go on from before it starts anything: real checkpoints, whole, cut and missing."""
+"""What `psjob run` sees of a run to continue from before it starts anything: real checkpoints, whole, cut and missing."""
 
 from __future__ import annotations
 

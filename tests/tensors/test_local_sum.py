@@ -221,7 +221,7 @@ class Line:
 @pytest.mark.parametrize("lacks", [0, 1])
 @pytest.mark.parametrize("asked", ["auto", "gloo"])
 def test_a_process_that_lacks_the_memory_of_an_exchange_is_told(monkeypatch: pytest.MonkeyPatch, asked: str, lacks: int) -> None:
-    """Where psjob has chosen, all take shared memory; where the manifest asks for the way, a sentence says why not."""
+    """If psjob has chosen, all take shared memory; where the manifest asks for the way, a sentence says why not."""
     real = localreduce.made
 
     def short(way: str, of: Layout, memory: PodMemory, local: int, processes: int, device: torch.device, group: Any) -> PodSum:

@@ -53,7 +53,7 @@ def given_out(count: int, carried: Mapping[int, int]) -> Orders:
     ],
 )
 def test_what_is_said_again_follows_from_what_both_sides_know(known: dict[int, int], carried: int | None, again: list[int] | None) -> None:
-    """`known`: what the shards' news has told; None: it cannot go on from there."""
+    """`known`: what the shards' news has told; None: it cannot continue from there."""
     missed = given_out(5, known).missed(1, carried)
     assert (None if missed is None else [order.number for order in missed]) == again
 
@@ -64,7 +64,7 @@ def test_a_shard_that_holds_nothing_misses_nothing() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["add", 0, 1, 2]), st.integers(-1, 12))))
 def test_only_what_everyone_has_carried_out_is_forgotten(said: list[tuple[Any, int]]) -> None:
-    """Whatever is acknowledged in whatever order: a shard that was told so far goes on from any number that it may have come to."""
+    """Whatever is acknowledged in whatever order: a shard that was told so far continues from any number that it may have come to."""
     orders, done = Orders((0, 1, 2)), {0: 0, 1: 0, 2: 0}
     for what, number in said:
         if what == "add":

@@ -84,7 +84,7 @@ SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 4), (4, 8)]
 
 @pytest.mark.parametrize(("way", "stages", "microbatches"), in_turn(FLUSH, SIZES))
 def test_flush_is_one_process_bit_by_bit(way: schedule.TrainingWay, stages: int, microbatches: int) -> None:
-    """Weights after steps, with dropout, BatchNorm and a tied weight, which an equal gradient in each step alone gives."""
+    """Weights after steps, with dropout, BatchNorm and a tied weight, which an equal gradient only in each step gives."""
     model = row()
     found = both(model, split_model(model, ROW_CUTS[stages]), way, microbatches, 3)
     plain = one_stage(microbatches, 3)

@@ -285,7 +285,7 @@ def test_activation_checkpointing_of_a_module_that_is_called_twice_is_refused() 
 
 
 def test_seeds_are_fixed_for_ever() -> None:
-    """A run that goes on in a later version draws what it would have drawn."""
+    """A run that continues in a later version draws what it would have drawn."""
     assert seed_for(1, 2, 3, "layers.0", 0, 0) == 4150260176314746304
     assert seed_for("1", 2) != seed_for(1, "2") and seed_for("a", "b") != seed_for("ab") and seed_for(1, 23) != seed_for(12, 3)
 

@@ -75,7 +75,7 @@ def test_of_a_model_whose_parts_are_called_the_first_is_looked_at() -> None:
     assert len(set(parts)) == STEPS
     with torch.no_grad():
         model["one"].weight.add_(1)
-    assert sums_of(model, lambda row: model["other"](model["one"](row)), x) == parts, "of the inputs alone"
+    assert sums_of(model, lambda row: model["other"](model["one"](row)), x) == parts, "of only the inputs"
     whole = nn.Sequential(model["one"], model["other"])
     assert sums_of(whole, whole, x) == parts
     assert sums_of(whole, lambda row: whole(input=row), x) == parts

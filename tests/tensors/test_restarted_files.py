@@ -146,7 +146,7 @@ def test_a_script_that_knows_its_snapshot_from_elsewhere_is_refused_or_right(tmp
 
 
 def test_a_file_that_was_there_and_is_written_over_is_refused_or_right(tmp_path: Path) -> None:
-    """A run that goes on from a file by an argument of its own, and writes that file: the first content is gone."""
+    """A run that continues from a file by an argument of its own, and writes that file: the first content is gone."""
     model = "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))"
     first = f"torch.save({{'MODEL_STATE': {model}.state_dict(), 'EPOCHS_RUN': 2}}, 'snapshot.pt')"
     begin = f"import os\nimport torch\nif not os.path.exists('begun'):\n    open('begun', 'w').close()\n    {first}\n"

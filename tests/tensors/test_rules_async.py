@@ -383,7 +383,7 @@ def test_ftrl_makes_zeros_and_begins_at_the_weights_it_is_given() -> None:
 
 @pytest.mark.parametrize("l1", [0.0, 30.0])
 def test_another_rate_moves_no_weight_of_ftrl(l1: float) -> None:
-    """A run that goes on with other numbers keeps its weights, and then is the paper's sum with s = Δ((beta + sqrt(n)) / lr + l2)."""
+    """A run that continues with other numbers keeps its weights, and then is the paper's sum with s = Δ((beta + sqrt(n)) / lr + l2)."""
     rule, state = rules.named("ftrl"), rules.named("ftrl").init(np.linspace(-1, 1, 21))
     z, n, before, zeros = np.zeros(21), np.zeros(21), None, 0
     for turn, grad in enumerate(gradients(90, 21)):
@@ -491,7 +491,7 @@ STALLS = WorkerSpeeds(stall=Stall(0.01, extra=4.0))
     ],
 )
 def test_backup_workers_against_the_slowest_of_96(backups: int, speeds: WorkerSpeeds, interrupt: bool, interval: float) -> None:
-    """Chen et al. 2016. Where late workers finish their step first, a stall of several steps costs several clocks."""
+    """Chen et al. 2016. If late workers finish their step first, a stall of several steps costs several clocks."""
     workers = 96 + backups
     outcome = simulate(Backup(backups) if backups else Sync(), workers, speeds, 300 * workers, seed=1, interrupt=interrupt)
     assert outcome.elapsed / outcome.updates / 128 == pytest.approx(interval, rel=0.06 if speeds.stall else 0.01)

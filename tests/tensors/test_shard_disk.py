@@ -93,7 +93,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path, leave: int) -> Path:
-    """A file that takes all room but `leave` bytes."""
+    """A file that takes all room except `leave` bytes."""
     facts = os.statvfs(folder)
     path = folder / "filler"
     path.write_bytes(bytes(facts.f_bavail * facts.f_frsize - leave))

@@ -67,7 +67,7 @@ def test_every_sample_is_seen_once_an_epoch(shape: tuple[int, int, int], shuffle
 
 @given(sizes, st.integers(0, 3))
 def test_all_ranks_take_the_same_number_of_rounds(shape: tuple[int, int, int], epoch: int) -> None:
-    """Where there are too few batches the last ranks are given others in the last round, and only there."""
+    """If there are too few batches the last ranks are given others in the last round, and only there."""
     count, size, world = shape
     made = plans(count, size, world)
     batches = len(made[0].batches(epoch))

@@ -133,7 +133,7 @@ TEN = Numbers(10)
 
 
 class Infinite(Sampler[int]):
-    """Goes on for ever, over shuffles of all samples. Made for all ranks, whatever its attributes are called."""
+    """Continues forever, over shuffles of all samples. Made for all ranks, whatever its attributes are called."""
 
     def __init__(self, rank: int = 0, num_replicas: int = 1, seed: int = 0) -> None:
         self.rank, self.num_replicas, self.seed = rank, num_replicas, seed

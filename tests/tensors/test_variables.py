@@ -38,7 +38,7 @@ def at_its_place(records: list[Any]) -> str:
 
 
 class Loader:
-    """Stands where `ps.shard` does: it records as the script asks, or goes on from a record after `finished` passes, at its batch `at`."""
+    """Stands where `ps.shard` does: it records as the script asks, or continues from a record after `finished` passes, at batch `at`."""
 
     def __init__(self, variables: Variables, kept: Any = None, finished: int = 0, at: int = 0) -> None:
         self.variables, self.kept, self.finished, self.at = variables, kept, finished, at

@@ -187,13 +187,13 @@ class WholeShard:
 
 
 class Served:
-    """A stream's generator, as a loop goes on with it, in this thread."""
+    """A stream's generator, as a loop continues with it, in this thread."""
 
     def __init__(self, wants: Wants[Any], stream: NonBlockingStream, settle: Callable[[], None]) -> None:
         self._wants, self._stream, self._settle = wants, stream, settle
         self._want: ReadRequest | Pause | None = None
         self._apart: Callable[[], None] | None = None
-        """Goes on with the stream by calls that wait: once all has come."""
+        """Continues with the stream by calls that wait: once all has come."""
         self.over = False
         self._next()
 

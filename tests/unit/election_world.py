@@ -1,6 +1,6 @@
 """Operators that want one Lease, on virtual time: the shipped driver over a register with compare-and-swap.
 
-A process can be frozen between any two of its steps: its timers and replies then come late, all at once, while its clock goes on. Clocks
+A process can be frozen between any two of its steps: its timers and replies then come late, all at once, while its clock continues. Clocks
 differ and run at different rates. Requests and replies are late or lost.
 """
 
@@ -106,7 +106,7 @@ class Wire:
     async def _carry(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[dict[str, Any]] = loop.create_future()
-        # The network goes on while the process is frozen, and when it has given up waiting.
+        # The network continues while the process is frozen, and when it has given up waiting.
         parcel = loop.create_task(self._deliver(call, reply), context=contextvars.Context())
         self._parcels.add(parcel)
         parcel.add_done_callback(self._parcels.discard)

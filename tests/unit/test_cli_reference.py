@@ -134,7 +134,7 @@ WIDE = 80
 def test_no_sentence_is_cut_off() -> None:
     said = CliRunner().invoke(cli, ["--help"], env={"COLUMNS": str(WIDE)}).stdout
     assert "…" not in said and "..." not in said.partition("Commands:")[2], said
-    assert "where it goes on in the background" in " ".join(said.split())
+    assert "where it continues in the background" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("name", sorted(get_command(cli).commands))  # type: ignore[attr-defined]

@@ -61,7 +61,7 @@ def test_a_pod_without_our_labels_is_no_process(label: str) -> None:
     ],
 )
 def test_a_pod_whose_numbers_nobody_gave_is_no_process(role: str, label: str, text: str, ours: bool) -> None:
-    """A stranger's pod can name our job as its owner; a status with its number would be refused (422) for ever."""
+    """A stranger's pod can name our job as its owner; a status with its number would be refused (422) forever."""
     raw = pod()
     raw["metadata"]["labels"] |= {LABEL_ROLE: role, label: text}
     assert (parse_pod(raw) is not None) == ours

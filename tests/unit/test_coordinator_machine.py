@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before() -> None:
 
 
 def test_what_an_earlier_coordinator_commits_too_late_is_passed_over() -> None:
-    """It stood still between its look for a successor and its rename; the shards have gone on from the checkpoint before."""
+    """It stood still between its look for a successor and its rename; the shards have continued from the checkpoint before."""
     world = World(term=2, must_find=True, mode=Async())
     world.manifests = [saved(10, 2)]
     world.post(e.Started())

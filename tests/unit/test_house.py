@@ -26,7 +26,7 @@ def test_the_top_of_the_runtime_is_the_public_face() -> None:
 
 @pytest.mark.parametrize("package", [RUNTIME, OPERATOR, CLIENT], ids=["runtime", "operator", "client"])
 def test_no_two_rooms_import_each_other(package: Path) -> None:
-    """Rooms are the folders of a package; an import for types alone counts too."""
+    """Rooms are the folders of a package; an import for only types counts too."""
     arrows: dict[str, set[str]] = {}
     for file in package.rglob("*.py"):
         room = file.relative_to(package).parts[0]

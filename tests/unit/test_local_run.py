@@ -3,7 +3,7 @@
 - A local job that makes no step is never silent, and ends where there is no room; a restart does not spoil the time that is left.
 - The folder of all runs on this machine: nobody else may write to it.
 - Logs on their way to the user: whole lines, lines that are drawn again, and whose are shown.
-- The keys of a run on a laptop: files of their owner alone, and a start that a full disk does not keep from happening.
+- The keys of a run on a laptop: files of only their owner, and a start that a full disk does not keep from happening.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loops of `ps.epochs` that begin again: where each goes on."""
+"""Loops of `ps.epochs` that begin again: where each continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def at(passes: int) -> dict[str, Any]:
 
 
 def again(loops: EpochLoops) -> EpochLoops:
-    """Those of a process that goes on from a record of this moment."""
+    """Those of a process that continues from a record of this moment."""
     state = loops.state
     assert state is not None
     follows = EpochLoops()
@@ -63,7 +63,7 @@ def test_a_record_between_two_loops_has_none_under_way() -> None:
     loops.give(0, AFTER, 2, at(2))
     assert loops.under_way == -1
     follows = again(loops)
-    assert follows.was_over(0) == 2 and follows.was_at(0) == (AFTER, 2), "what follows the loop goes on there"
+    assert follows.was_over(0) == 2 and follows.was_at(0) == (AFTER, 2), "what follows the loop continues there"
     assert follows.was_at(1) is None and follows.was_over(1) is None
 
 

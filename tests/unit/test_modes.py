@@ -1,4 +1,4 @@
-"""Modes as tables: which pushes make an update, which are dropped, who may go on.
+"""Modes as tables: which pushes make an update, which are dropped, who may continue.
 
 - Decisions of the coordinator, as tables and properties: every push that arrived is decided on once, for all shards alike.
 - Once only: the table of what a shard has taken.

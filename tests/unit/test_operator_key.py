@@ -1,4 +1,4 @@
-"""The file of the operator's own key: made once, whole, for its user alone; anything else in it is refused with a sentence.
+"""The file of the operator's own key: made once, whole, for only its user; anything else in it is refused with a sentence.
 
 - The certificates of a run.
 - Rights and audit events are compared resource by resource, subresources included.

@@ -1,4 +1,4 @@
-"""Where a script stands in its data, and what it is given after a restart."""
+"""If a script stands in its data, and what it is given after a restart."""
 
 from __future__ import annotations
 
@@ -460,7 +460,7 @@ def test_an_epoch_that_may_use_what_was_read_before_has_no_place_of_its_own() ->
     walk(places, number, begin, 2)
     places.lose(ahead=number)
     assert places.begin_epoch(1, follows=True) is None and places.state is None
-    assert places.ask(number, {"round": 2}, True, SITE) is False, "it goes on, since a restart begins at the first epoch"
+    assert places.ask(number, {"round": 2}, True, SITE) is False, "it continues, since a restart begins at the first epoch"
     places.end(number, False)
     assert places.begin_epoch(2, follows=True) is not None, "the pass is over"
 

@@ -52,7 +52,7 @@ MATCHES: list[tuple[str, Rule, dict[str, Any], bool]] = [
     ("of another role", {"role": "shard", **codes("In", 42)}, ended(42), False),
     ("of its role", {"role": "worker", **codes("In", 42)}, ended(42), True),
     ("of any role", {"role": "any", **codes("In", 42)}, ended(42), True),
-    # What was done to a process, and what the runtime says of it, is told by the reason alone.
+    # What was done to a process, and what the runtime says of it, is told only by the reason.
     ("preempted, by its exit code", codes("In", 143), {**ended(143), "pod_reason": "PreemptionByScheduler"}, False),
     ("preempted, by NotIn", codes("NotIn", 1), {**ended(143), "pod_reason": "PreemptionByScheduler"}, False),
     ("preempted", {"onReasons": ["Preempted"]}, {**ended(143), "pod_reason": "PreemptionByScheduler"}, True),

@@ -59,7 +59,7 @@ def test_who_fails_alone_comes_back_to_the_other() -> None:
     shard = plan(running(shard_1=on("shard", 1, **ended(1))), NOW)
     assert beside(shard) == {"job-shard-1-a2": "worker-1-1"}
     worker = plan(running(worker_1=on("worker", 1, **ended(1))), NOW)
-    assert beside(worker) == {"job-worker-1-r2": "shard-1-1"} and worker.status.internal.term == 1, "its shard goes on"
+    assert beside(worker) == {"job-worker-1-r2": "shard-1-1"} and worker.status.internal.term == 1, "its shard continues"
     assert beside(plan(running(worker_2=on("worker", 2, **ended(1))), NOW)) == {"job-worker-2-r2": ""}, "it has no shard"
 
 
@@ -199,7 +199,7 @@ def test_a_claim_for_one_node_is_refused_where_shards_are_on_several(placement: 
 
 @pytest.mark.parametrize("placement", ["Colocated", "Packed"])
 def test_a_shard_beside_a_worker_tolerates_what_that_tolerates(placement: str) -> None:
-    """It could not follow to a node with the taint of GPUs otherwise, and both would start again for ever."""
+    """It could not follow to a node with the taint of GPUs otherwise, and both would start again forever."""
     gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     container = {"name": "worker", "image": "i", "command": ["python", "t.py"]}
     laid = {"replicas": 3, "template": {"spec": {"containers": [container], "tolerations": [gpu]}}}

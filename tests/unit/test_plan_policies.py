@@ -88,7 +88,7 @@ def test_what_fails_with_the_failure_counted_last_does_not_wait(age: float, sinc
 
 @pytest.mark.parametrize(("age", "at_once"), [(90, True), (2, False)], ids=["ran for a while", "a crash loop"])
 def test_what_fails_after_a_commit_does_not_wait(age: float, at_once: bool) -> None:
-    """The job went on since the last counted failure."""
+    """The job continued since the last counted failure."""
     kept = CheckpointStatus(step=40, time=stamp(NOW - 10), bytes=1, path="m")
     failing = counted(running(worker_1=pod("worker", 1, created=NOW - age, **ended(1))), 3, NOW - 20)
     assert failing.status is not None
@@ -131,7 +131,7 @@ def test_starts_that_end_at_once_by_no_fault_of_theirs_come_ever_later() -> None
 
 @pytest.mark.parametrize(("commit", "after"), [(None, 80), (-1, 80), (20, 10)])
 def test_a_start_that_training_came_to_a_checkpoint_with_is_no_loop(commit: int | None, after: int) -> None:
-    """A node that is reset again and again, while the job goes on between."""
+    """A node that is reset again and again, while the job continues between."""
     reset = Exit(255, reason="Unknown", at=NOW + 25)
     lost = pod("worker", 0, created=NOW - 5, started=NOW, phase="Failed", exit=reset, waited=40)
     snapshot = running(worker_0=lost)

@@ -3,7 +3,7 @@
 - Workers that shard 0 names as hung: ended, started again and counted, where the job has a limit and the very process is named.
 - Pods that are going: an ended one that somebody keeps holds up neither a suspension nor a resume, and who keeps it is named.
 
-A job that goes on from another one by its name: what it waits for, what it is pinned to, and that nothing moves it after that.
+A job that continues from another one by its name: what it waits for, what it is pinned to, and that nothing moves it after that.
 
 - A suspended job may be placed anew: what counts as placement, and what becomes of it at the resumption.
 """
@@ -406,7 +406,7 @@ def test_a_run_is_not_resumed_as_another_program(over: Template, role: str) -> N
     assert not decided.actions and decided.status.phase == "Suspended"
     stalled = said(decided.status)["Stalled"]
     assert stalled.reason == "TemplateChanged" and "Set spec.suspend to true, put it back" in stalled.message
-    # Put back, it goes on.
+    # Put back, it continues.
     again = plan(replace(asleep(), status=decided.status, spec=running().spec), NOW + 200)
     assert len(names(again)) == 5 and "Stalled" not in said(again.status)
 

@@ -218,7 +218,7 @@ OUTPUTS: dict[str, Callable[[str], str]] = {
     "words of the kubelet": redact.sentence,
     "a shard's log": lambda text: one_line(text, 4000),
 }
-"""Where a text of a script, a pod, a node or an API message comes to people."""
+"""If a text of a script, a pod, a node or an API message comes to people."""
 PAGES = ("a notebook", "a report")
 
 

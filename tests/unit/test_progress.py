@@ -103,7 +103,7 @@ def test_later_epochs_are_as_long_as_the_one_before() -> None:
 
 def test_a_restart_in_the_middle_counts_what_was_before() -> None:
     totals = Totals()
-    totals.begin_epoch(5, 2, 260)  # 130 steps an epoch, of which this one made 0 and goes on at batch 40, clock 300
+    totals.begin_epoch(5, 2, 260)  # 130 steps an epoch, of which this one made 0 and continues at batch 40, clock 300
     totals = Totals()
     totals.begin_epoch(5, 2, 300)
     totals.begin_pass(130, 40)
@@ -173,7 +173,7 @@ def test_a_new_coordinator_learns_from_workers_how_far_they_were() -> None:
     comeback.undone(100, 100)
     comeback.passed(101, 2, 1, 20.0)
     assert comeback.steps_lost == 50
-    comeback.heard(400)  # a stream that breaks while training goes on
+    comeback.heard(400)  # a stream that breaks while training continues
     comeback.interrupted(300)
     comeback.passed(301, 2, 2, 30.0)
     assert comeback.steps_lost == 50 and first(comeback) == (2, 2, 300, 301, 70.0)

@@ -42,7 +42,7 @@ def test_a_thread_that_works_and_gives_no_sign_hangs() -> None:
     assert "thread disk has not reported progress for" in (watched.later(4) or "")
     assert not watched.liveness.alive()
     watched.pulse._beaten = watched.now
-    assert watched.later(1) is None, "it went on"
+    assert watched.later(1) is None, "it continued"
 
 
 def test_who_waits_for_work_may_do_so_for_ever() -> None:
@@ -60,7 +60,7 @@ def test_a_system_call_may_take_as_long_as_the_disk_does() -> None:
         assert watched.later(1000) is None
     watched.pulse._beaten = watched.now
     assert watched.later(TIMEOUT - 2) is None
-    assert watched.later(4) is not None, "after the call it is to go on"
+    assert watched.later(4) is not None, "after the call it is to continue"
 
 
 def test_a_call_of_a_thread_that_nobody_watches_costs_nothing() -> None:

@@ -204,5 +204,5 @@ def derive(folder: Path, environment: dict[str, str], data: dict[str, bytes], to
     for name, value in data.items():
         (source / name).write_bytes(value)
     script = f"busybox={busybox()} from={source} to={folder / to}\n{DERIVE}"
-    # Nothing is on the PATH: the script may call no program but busybox.
+    # Nothing is on the PATH: the script may call no program except busybox.
     return subprocess.run([busybox(), "sh", "-c", script], env={"PATH": "/none", **environment}, capture_output=True, text=True, timeout=60)

@@ -1,6 +1,6 @@
 """A function or a script as text: what travels runs alone and does the same; what cannot travel is refused with a remedy.
 
-- Where a script that travelled as text is written: a folder of this user alone, into which nobody else's link leads.
+- Where a script that travelled as text is written: a folder of only this user, into which nobody else's link leads.
 - What a notebook is shown, with a stand-in for IPython: its shell, and a display that can be updated.
 """
 

@@ -130,6 +130,6 @@ class BadInput(Exception):
 
 
 def must_be_installed(command: str) -> None:
-    """Raises BadInput where `command` finds no library in this environment."""
+    """Raises BadInput if `command` finds no library in this environment."""
     if find_spec("psjob") is None:
         raise BadInput(f"{command} needs psjob's library beside it; install it into the same environment, {INSTALL}")

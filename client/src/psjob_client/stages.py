@@ -139,7 +139,7 @@ def _told(detail: ErrorDetails) -> Problem:
 
 
 def grid_of(machine: Machine) -> Grid:
-    """Raises ValueError where hosts have different numbers of devices, and NoWay where devices are not joined."""
+    """Raises ValueError if hosts have different numbers of devices, and NoWay where devices are not joined."""
     counts = {len(host.devices) for host in machine.hosts}
     if len(counts) > 1:
         told = " and ".join(str(count) for count in sorted(counts))

@@ -98,7 +98,7 @@ def run(
     progress_seconds: Annotated[float, typer.Option(min=0.1, hidden=True)] = 60.0,
     crd_seconds: Annotated[float, typer.Option(min=0.1, hidden=True)] = 5.0,
 ) -> None:
-    """Run the operator until it is told to stop (SIGTERM)."""
+    """Run the operator until SIGTERM."""
     from psjob_operator.cluster import main
     from psjob_operator.cluster.client import ConnectError, Limits, own_namespace
     from psjob_operator.cluster.leader_election import Timing

@@ -3,7 +3,7 @@
 In a training script, as `import psjob as ps`:
 
 - attach: hand model and optimizer to the job.
-- shard, epochs, state: data, epochs and values that a restart goes on with.
+- shard, epochs, state: data, epochs and values that a restart continues with.
 - report, wait: numbers for the display; wait for weights that come late.
 - checkpoint, export: ask for a checkpoint; write weights to a file.
 - rank, world, is_first, step, epoch: where this script is.

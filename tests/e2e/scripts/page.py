@@ -1,4 +1,4 @@
-"""Trains slowly, tells its loss, and waits for a file before it goes on and before it ends."""
+"""Trains slowly, tells its loss, and waits for a file before it continues and before it ends."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each worker counts its own steps in every block: SGD with rate 1 and a gradient of -1 at the worker's coordinate adds 1 a push.
+"""Each worker counts its own steps in every block: SGD with rate 1 and a gradient of -1 at the worker's coordinate adds 1 per push.
 
 As a script: `python ledger.py STEPS PACE GATES [overlap]`. It prints the time of every step that came back.
 """

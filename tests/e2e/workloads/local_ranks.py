@@ -48,7 +48,7 @@ def die_once(deaths: dict[str, str], folder: Path) -> None:
 
 
 def look(model: nn.Module) -> None:
-    """As a script evaluates: on rank 0 alone, with a pass of its own."""
+    """As a script evaluates: only on rank 0, with a pass of its own."""
     model.eval()
     with torch.no_grad():
         for batch in ps.shard(DataLoader(mlp.samples(2, ps.world()), batch_size=mlp.BATCH)):

@@ -1,4 +1,4 @@
-"""What a stranger's pod tries at a shard, by the standard library alone: prints, for each attempt, the hex digits of what it heard.
+"""What a stranger's pod tries at a shard, only by the standard library: prints, for each attempt, the hex digits of what it heard.
 
 Each attempt is made in clear text and over TLS, with whatever certificate the shard shows.
 

@@ -315,7 +315,7 @@ for step in range(40):
         target.load_state_dict(model.state_dict())
 
 
-# %% rnn_hidden_state: A hidden state that goes on from batch to batch, cut off by detach.
+# %% rnn_hidden_state: A hidden state that continues from batch to batch, cut off by detach.
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -358,7 +358,7 @@ for _epoch in range(30):
     if not patience:
         break
 
-# %% rank0_evaluates_and_saves: Evaluation and saving on rank 0 alone, each epoch.
+# %% rank0_evaluates_and_saves: Evaluation and saving only on rank 0, each epoch.
 x = torch.randn(50, 4)
 known, held = TensorDataset(x[:40], x[:40].sum(1, keepdim=True)), DataLoader(TensorDataset(x[40:], x[40:].sum(1, keepdim=True)))
 model = nn.Linear(4, 1)

@@ -309,7 +309,7 @@ for _ in range(2):
     for kept, p in zip(average.parameters(), model.parameters(), strict=True):
         p.data, kept.data = kept.data, p.data
 
-# %% ema_not_swapped_back: An average of the weights is copied into the model while training goes on.
+# %% ema_not_swapped_back: An average of the weights is copied into the model while training continues.
 model, optimizer = ps.attach(model, optimizer)
 average = copy.deepcopy(model)
 for _ in range(2):

@@ -53,7 +53,7 @@ class SimCoordinator:
         self._facts: dict[int, messages.SnapshotWritten] = {}
 
     def take_up(self, event: e.TookUp) -> None:
-        """This process goes on from the memory of another."""
+        """This process continues from the memory of another."""
         self.machine.handle(event, self.shard.clock())
 
     def begin(self) -> None:

@@ -156,7 +156,7 @@ def _ill_disk(world: World, fault: Fault) -> None:
 
 
 def _zombie(world: World, fault: Fault) -> None:
-    """The kubelet of a pod is cut off: a successor is started while it goes on, behind a wall or beside it, asleep or awake."""
+    """The kubelet of a pod is cut off: a successor is started while it continues, behind a wall or beside it, asleep or awake."""
     process = _target(world, fault)
     world.planner.cut_off.add(process.pod)
     if fault.pick < 0.3:

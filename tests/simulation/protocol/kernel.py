@@ -48,7 +48,7 @@ class Kernel:
 
 
 class Process:
-    """One start of one program. `pod` names it; it is its own host. A process that stands still hears of everything when it goes on."""
+    """One start of one program. `pod` names it; it is its own host. A process that stands still hears of everything when it continues."""
 
     def __init__(self, kernel: Kernel, pod: str) -> None:
         self.kernel, self.pod = kernel, pod
@@ -76,7 +76,7 @@ class Process:
         return WALL + self.kernel.now + self.wall_jump
 
     def call(self, act: Callable[..., None], *args: Any) -> None:
-        """Do this in the process, now or when it goes on; never where it is dead."""
+        """Do this in the process, now or when it continues; never where it is dead."""
         if self.frozen:
             self._late.append((act, args))
         elif self.alive:
@@ -93,7 +93,7 @@ class Process:
             self.trace("stands still")
 
     def thaw(self) -> None:
-        """Go on. What came meanwhile is heard now, in its order."""
+        """Continue. What came meanwhile is heard now, in its order."""
         if not self.frozen:
             return
         self.frozen = False

@@ -60,7 +60,7 @@ class SimLink:
                 self.send(body, delta.data, len(delta.data))
 
     def tick(self, now: float) -> None:
-        """Where something is owed and nothing comes, the stream counts as dead."""
+        """If something is owed and nothing comes, the stream counts as dead."""
         if self.end is None:
             return
         if not (self.requests.outstanding or not self.state.welcomed):

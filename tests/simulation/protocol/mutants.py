@@ -34,7 +34,7 @@ LONGEST_BODY = 400
 
 
 def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
-    """Put `make(was)` in the place of a function; raises AttributeError where the owner itself has none of that name."""
+    """Put `make(was)` in the place of a function; raises AttributeError if the owner itself has none of that name."""
 
     def apply() -> None:
         if name not in vars(owner):
@@ -378,7 +378,7 @@ def found_at(name: str, seeds: Iterable[int], mode: str | None = None) -> tuple[
 
 
 def with_mutant(name: str, act: Callable[..., Result], *args: Any) -> Result:
-    """What `act(*args)` comes to in a fork of this process in which the mutant is put. Raises AttributeError where its target is gone."""
+    """What `act(*args)` comes to in a fork of this process in which the mutant is put. Raises AttributeError if its target is gone."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(_apply, (name, act, args))
 

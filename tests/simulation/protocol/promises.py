@@ -104,9 +104,9 @@ class Promises:
         self.final: Saved | None = None
         self.final_restore_id = self.highest_restore_id = 0
         self.sources: dict[int, float] = {}
-        """By term: when its coordinator first went on from a checkpoint."""
+        """By term: when its coordinator first continued from a checkpoint."""
         self.zombies: set[str] = set()
-        """Manifests that were committed by a process whose successor had gone on from another one already."""
+        """Manifests that were committed by a process whose successor had continued from another one already."""
         self._superseded: dict[str, float] = {}
         """By coordinator's pod: since when it could have read of its successor's claim."""
         self._met: dict[tuple[str, int], tuple[int, int]] = {}
@@ -127,7 +127,7 @@ class Promises:
             if clock < had:
                 raise Broken("applied twice", f"{shard}: push {clock} of worker {rank} on part {part}, which holds its clocks below {had}")
             if clock > had:
-                raise Broken("lost in silence", f"{shard}: push {clock} of worker {rank} on part {part} follows on {had}")
+                raise Broken("lost silently", f"{shard}: push {clock} of worker {rank} on part {part} follows on {had}")
         if len({rank for rank, _, _ in pushes}) < len(pushes) and not mode.decided:
             raise Broken("applied twice", f"{shard}: {pushes} is one update")
         if mode.name in ("sync", "local"):
@@ -220,17 +220,17 @@ class Promises:
             self.finished(saved, max(term << 20, self.highest_restore_id))  # who wrote it may have crashed before it could say so
 
     def chosen(self, saved: Saved, term: int, by: str) -> None:
-        """A coordinator goes on from a checkpoint."""
+        """A coordinator continues from a checkpoint."""
         self.sources.setdefault(term, self.world.kernel.now)
         if saved.name in self.zombies:
-            raise Broken("a zombie's commit was adopted", f"{by} goes on from {saved.name} of {saved.writer}")
+            raise Broken("a zombie's commit was adopted", f"{by} continues from {saved.name} of {saved.writer}")
         durable = self.durable
         if durable is not None:
             for part, content in durable.parts.items():
                 for rank, clock in enumerate(content.next):
                     if saved.parts[part].next[rank] < clock:
                         raise Broken("a durable push is lost",
-                            f"{by} goes on from {saved.name}: part {part} has {saved.parts[part].next[rank]} of worker {rank}, "
+                            f"{by} continues from {saved.name}: part {part} has {saved.parts[part].next[rank]} of worker {rank}, "
                                      f"{durable.name} had {clock}")  # fmt: skip
 
     def finished(self, saved: Saved, restore_id: int) -> None:
@@ -258,7 +258,8 @@ class Promises:
         other = cursor != clock and not self.world.switched  # before a switch a crash may have taken an older record to a later clock
         if worker.mode.steady and (clock != worker.machine.clock or other):
             raise Broken(
-                "a worker goes on elsewhere", f"{worker.pod} is at clock {worker.machine.clock} with the record of {clock}, batch {cursor}"
+                "a worker continues elsewhere",
+                f"{worker.pod} is at clock {worker.machine.clock} with the record of {clock}, batch {cursor}",
             )
         if residual and clock != worker.machine.clock and worker.machine.clock > 0:
             raise Broken(

@@ -50,7 +50,7 @@ class SimShard(Process):
     def __init__(self, world: World, index: int, attempt: int, term: int, before: SimShard | None = None) -> None:
         super().__init__(world.kernel, f"ps-{index}-a{attempt}")
         self._before = before
-        """The process of this attempt that crashed, from whose memory this one goes on."""
+        """The process of this attempt that crashed, from whose memory this one continues."""
         self.world, self.index, self.attempt, self.first_term = world, index, attempt, term
         self.disk = DiskThread(self)
         self.up = False
@@ -164,7 +164,7 @@ class SimShard(Process):
                 session.admit(now)
 
     def healthy(self) -> bool:
-        """Does its own heartbeat go on?"""
+        """Does its own heartbeat continue?"""
         return not self.frozen
 
     # -- the machine -------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ class SimShard(Process):
             self.world.network.killed(self, silently=False)
 
     def crash(self) -> None:
-        """SIGKILL to the process that serves: the keeper forks another, where that can go on from memory; else it ends with it."""
+        """SIGKILL to the process that serves: the keeper forks another, where that can continue from memory; else it ends with it."""
         goes_on = self.outlived()
         self.kill()
         if goes_on:

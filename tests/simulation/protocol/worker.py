@@ -78,7 +78,7 @@ class SimWorker(Process):
         self.handle(e.Tick())
 
     def _go(self, life: int) -> None:
-        """The script goes on."""
+        """The script continues."""
         if life != self.life or self._script is None:
             return
         self._waits = None

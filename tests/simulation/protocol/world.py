@@ -118,7 +118,7 @@ class World:
         faults.strike(self, fault)
 
     def until(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
-        """A fault goes on for so long, and ends with `act`."""
+        """A fault continues for so long, and ends with `act`."""
         self._quiet(seconds)
         self.kernel.after(seconds, act, *args)
 

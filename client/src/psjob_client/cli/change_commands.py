@@ -94,7 +94,7 @@ def submit(
     output: Annotated[Form, typer.Option("--output", "-o", help="table, json, yaml or name.")] = Form.table,
     where: JobScope = ANYWHERE,
 ) -> None:
-    """Start a job on the cluster, or with --local on this machine, where it goes on in the background."""
+    """Start a job on the cluster, or with --local on this machine, where it continues in the background."""
     given = options.given_options(workers=workers, shards=shards, mode=mode, image=image)
     if options.takes_script(job, module):
         made = read_job(job, tuple(settings or ()), _of_script(job, ctx.args, module, in_image, where.says_local, given))
@@ -195,7 +195,7 @@ def resume(
     name: Name,
     where: JobScope = ANYWHERE,
 ) -> None:
-    """Go on with a suspended job from its checkpoint; on this machine in a new run, in the background."""
+    """Continue with a suspended job from its checkpoint; on this machine in a new run, in the background."""
     client = where.of(bare_name(name))
 
     async def resuming() -> str:
@@ -259,7 +259,7 @@ def clean(
     timeout: Timeout = "1m",
     where: JobScope = ANYWHERE,
 ) -> None:
-    """Remove jobs that are Complete or Failed. Without an option that names a cluster: runs of this machine alone."""
+    """Remove jobs that are Complete or Failed. Without an option that names a cluster: runs of only this machine."""
     least, most = parse_span(older), parse_span(timeout)
     client = clients_of(where)[0]
     now = time.time()

@@ -327,7 +327,7 @@ def first_sentence(text: str) -> str:
 
 
 def write_epilog(epilog: str | None, formatter: Any) -> None:
-    """Paragraphs, of which examples are broken only where a shell reads on."""
+    """Paragraphs, of which examples are broken only if a shell reads on."""
     if not epilog:
         return
     formatter.write_paragraph()

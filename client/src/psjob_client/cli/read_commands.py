@@ -189,7 +189,7 @@ def checkpoints(
     output: Output = Form.table,
     where: JobScope = ANYWHERE,
 ) -> None:
-    """List a job's committed checkpoints, the newest first; on a cluster the newest alone is known."""
+    """List a job's committed checkpoints, the newest first; only on a cluster the newest is known."""
     client = where.of(bare_name(name))
     found = go(client, client.checkpoints(bare_name(name)))
     if print_data(output, found):
@@ -292,7 +292,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once, as where this is no terminal.")] = False,
     where: JobScope = ANYWHERE,
 ) -> None:
-    """Watch running jobs, or one job and its processes; Ctrl-C ends the watching alone."""
+    """Watch running jobs, or one job and its processes; Ctrl-C ends only the watching."""
     clients = (where.of(bare_name(name)),) if name else clients_of(where)
     try:
         asyncio.run(_watch(clients, bare_name(name) if name else None, every, once or not sys.stdout.isatty()))
@@ -361,7 +361,7 @@ def ui(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it in a browser.")] = True,
     where: JobScope = ANYWHERE,
 ) -> None:
-    """Show jobs and comparisons as a live page, which only reads and is served to this machine alone."""
+    """Show jobs and comparisons as a live page, which only reads and is served only to this machine."""
     from psjob_client.ui.server import Page, browser_opened
 
     with Page(clients_of(where), where.here, port) as page:

@@ -22,7 +22,7 @@ from psjob_operator.plan.observed_state import ObservedState, ResumeSource
 from psjob_operator.plan.plan import plan
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
-"""Stands for the uid that the API server gives, and for the run of a job to go on from."""
+"""Stands for the uid that the API server gives, and for the run of a job to continue from."""
 NO_KEY = bytes(32)
 """Stands for each key of a run."""
 RUNTIME_IMAGE = "psjob-runtime:latest"

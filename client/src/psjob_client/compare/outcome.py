@@ -34,7 +34,7 @@ class SideOutcome:
 
     title: str
     command: str
-    """That makes this side alone."""
+    """That makes only this side."""
     result: str
     """Complete, or why it is not."""
     elapsed: float
@@ -272,7 +272,7 @@ def names(folder: Path) -> list[dict[str, Any]]:
 
 
 def read(folder: Path, name: str) -> Comparison:
-    """A comparison by its name. Raises BadInput where there is none, or where its file is damaged."""
+    """A comparison by its name. Raises BadInput if there is none, or where its file is damaged."""
     path = folder / RUNS_FOLDER / FOLDER / f"{name}.json"
     if not NAME.fullmatch(name) or not path.is_file():
         raise BadInput(f"there is no comparison {name} in {path.parent}; `psjob compare` makes one")

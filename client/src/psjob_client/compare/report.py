@@ -44,7 +44,7 @@ class Plot:
 
 
 def must_have_matplotlib() -> None:
-    """Raises BadInput where the library that draws is not there."""
+    """Raises BadInput if the library that draws is not there."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:

@@ -125,7 +125,7 @@ def _found(given: Mapping[str, object], path: str) -> object:
 
 
 def titled(manifests: Sequence[Path]) -> list[Side]:
-    """Manifests as they are, named after their files. Raises BadInput where two would have one name."""
+    """Manifests as they are, named after their files. Raises BadInput if two would have one name."""
     titles = [path.stem if len({other.stem for other in manifests}) == len(manifests) else str(path) for path in manifests]
     if len(set(titles)) < len(titles):
         raise BadInput("the same manifest is given twice; name it once, and its modes by --modes sync,async")

@@ -320,7 +320,7 @@ def _processes(draft: Draft, spec: dict[str, Any], pods_wanted: int, at: str) ->
 
 
 def count_of(draft: Draft, wanted: Any, gpus: int, at: str) -> int:
-    """Processes a pod: a number, or auto, gpu and cpu by what the pod asks for."""
+    """Processes per pod: a number, or auto, gpu and cpu by what the pod asks for."""
     if wanted is None or wanted in ("auto", "gpu", "cpu"):
         if wanted == "cpu" or (wanted == "gpu" and gpus < 1):
             draft.note(at, wanted, "is not known before the pod runs; one process a pod is taken: set spec.workers.replicas")
@@ -407,7 +407,7 @@ def convert_trainjob(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     """A TrainJob as a PSTrainingJob.
 
     Raises:
-        BadInput: its image stands in its runtime alone, or a part of it cannot be read.
+        BadInput: its image stands only in its runtime, or a part of it cannot be read.
     """
     metadata, spec = mapping(raw, "metadata", "metadata"), mapping(raw, "spec", "spec")
     draft = Draft(f"TrainJob {metadata.get('name') or metadata.get('generateName') or ''} ({raw['apiVersion']})", wishes)

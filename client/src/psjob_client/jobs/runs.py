@@ -347,7 +347,7 @@ def _lines(path: Path, most: int | None = None) -> list[Mapping[str, Any]]:
 
 
 def _signal(path: Path, number: int) -> None:
-    """To the process that runs the job of this folder. Raises Conflict where the lock is not that process' own."""
+    """To the process that runs the job of this folder. Raises Conflict if the lock is not that process' own."""
     pid = run_folder.holder(path)
     if pid is None:
         if run_folder.alive(path):

@@ -173,7 +173,7 @@ def run_events(story: Iterable[Mapping[str, Any]]) -> tuple[EventView, ...]:
 
 
 def run_timeline(story: Iterable[Mapping[str, Any]], until: float | None) -> tuple[SpanView, ...]:
-    """Phases and processes; what goes on ends at `until` where the run is over (None: it goes on)."""
+    """Phases and processes; what continues ends at `until` where the run is over (None: it continues)."""
     lanes: dict[str, list[SpanView]] = {"job": []}
     running: dict[str, SpanView] = {}
 

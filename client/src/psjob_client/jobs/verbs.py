@@ -25,7 +25,7 @@ class JobVerbs(Protocol):
 
     @property
     def title(self) -> str:
-        """Where it reads, for a heading: a folder, or context and namespace."""
+        """If it reads, for a heading: a folder, or context and namespace."""
 
     async def list(self) -> Sequence[JobView]:
         """All jobs, the newest first. Processes may be left out of these."""
@@ -51,7 +51,7 @@ class JobVerbs(Protocol):
     def logs(self, name: str, process: str | None = None, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """What processes print, oldest line first.
 
-        `process` is `worker-0`, `shard-1` or a whole name; None: all. `follow` goes on until the job ends. `tail`: so many lines a process.
+        `process` is `worker-0`, `shard-1` or a whole name; None: all. `follow` continues until the job ends. `tail`: so many lines each.
         """
 
     @property
@@ -59,7 +59,7 @@ class JobVerbs(Protocol):
         """A name is that of one job at a time: true on a cluster, while a job has many runs on this machine."""
 
     async def submit(self, manifest: Mapping[str, Any]) -> str:
-        """Start the job; its id. It goes on when this process ends."""
+        """Start the job; its id. It continues when this process ends."""
 
     async def at_risk(self, name: str) -> str:
         """Why a suspension costs the job its checkpoints; empty where it does not."""
@@ -68,7 +68,7 @@ class JobVerbs(Protocol):
         """Make a last checkpoint and go down to no process; returns when that is so, or with `seconds` None at once."""
 
     async def resume(self, name: str) -> str:
-        """Go on from the last checkpoint; the id of the job that does, which is a new run on this machine."""
+        """Continue from the last checkpoint; the id of the job that does, which is a new run on this machine."""
 
     async def checkpoint(self, name: str, seconds: float) -> CheckpointView:
         """Have a checkpoint made; returns when it is committed."""

@@ -111,7 +111,7 @@ class ShardView(ProcessView):
     updates_lost: int | None = None
     """Updates that a restart has undone."""
     crashes: int | None = None
-    """Its processes that were killed or hung, after which another went on from their memory: no restart."""
+    """Its processes that were killed or hung, after which another continued from their memory: no restart."""
     memory_bytes: int | None = None
     """Memory of its process."""
     transfer: TransferView | None = None
@@ -270,7 +270,7 @@ class JobView(View):
     warnings: tuple[str, ...] = ()
     """What may spoil the result: divergence, a learning rate too high for late gradients, duplicate batches."""
     problems: tuple[str, ...] = ()
-    """What keeps it from going on or from saving: failures, images, volumes, disks."""
+    """What keeps it from continuing or from saving: failures, images, volumes, disks."""
     weights_sha256: str | None = None
     """Of the final weights."""
     manifest: dict[str, Any] | None = None
@@ -332,9 +332,9 @@ class SpanView(View):
     begin: float
     """When it began."""
     end: float | None = None
-    """When it ended; absent: it goes on."""
+    """When it ended; absent: it continues."""
     ending: str = ""
-    """How its process ended: Succeeded, Failed, Stopped (it was asked to end); empty: the process went on."""
+    """How its process ended: Succeeded, Failed, Stopped (it was asked to end); empty: the process continued."""
     note: str = ""
     """Why it ended so, or the name of the process."""
 
@@ -399,7 +399,7 @@ class HistoryView(View):
         return found
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The numbers as a table: a row for each time at which something was told, a column for each number.
+        """The numbers as a table: a row for each time with a report, a column for each number.
 
         Returns:
             A DataFrame over `step`, with `time` (UTC) first. After a restart a step may be there again. NaN: not told then.

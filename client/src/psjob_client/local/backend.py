@@ -181,7 +181,7 @@ class Backend:
     @cached_property
     def _spec(self) -> JobSpec:
         # Who started it by hand is its controller.
-        # A run to go on from was found before, and `prepare` writes it.
+        # A run to continue from was found before, and `prepare` writes it.
         kept = self.job.spec.checkpoint.model_copy(update={"resume_from": None})
         return self.job.spec.model_copy(update={"managed_by": None, "checkpoint": kept})
 

@@ -123,7 +123,7 @@ class Story:
         self.display.refresh(backend.status, backend.watch, drawn)
 
     def farewell(self, request: Request, backend: Backend) -> None:
-        """After Ctrl-C: how to go on."""
+        """After Ctrl-C: how to continue."""
         words = request.words()
         if backend.watch.coordinator.get("checkpoint"):
             step = backend.watch.coordinator["checkpoint"].get("step")

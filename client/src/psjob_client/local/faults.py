@@ -135,7 +135,7 @@ class FaultRecovery:
     acknowledged: Mapping[str, Any] = field(default_factory=dict)
     """The shard's own counter at that moment: last clock acknowledged to each rank."""
     crashes: int = 0
-    """The shard's own counter at that moment: processes of this attempt that another had gone on from."""
+    """The shard's own counter at that moment: processes of this attempt that another had continued from."""
     first_push: float | None = None
     """Seconds until a push was applied by the shard's next attempt, or the worker's next start had joined."""
     passed: float | None = None
@@ -217,7 +217,7 @@ class Faults:
         return any(not recovery.done for recovery in self.recoveries)
 
     def crashing(self, child: ChildProcess, crashes: int) -> bool:
-        """The process in this shard that the last fault hit has no successor that has gone on; `crashes`: the shard's counter now."""
+        """The process in this shard that the last fault hit has no successor that has continued; `crashes`: the shard's counter now."""
         hits = (it for it in self.recoveries if it.fault.inside and (it.process, it.number) == (child.name, child.number))
         return any(crashes <= hit.crashes for hit in hits)
 
@@ -248,7 +248,7 @@ async def _strike(faults: Faults, fault: Fault, backend: Backend, say: Callable[
         return False  # One that has ended or does not serve yet would show how a start fails, not how training does.
     crashes = int(numbers(told, "counters", "crashes"))
     if fault.inside and faults.crashing(child, crashes):
-        return False  # The process that the last fault hit has no successor yet that has gone on.
+        return False  # The process that the last fault hit has no successor yet that has continued.
     torn = await _stopped_in_cut(backend, child) if fault.when == "cut" else None
     if fault.when == "cut" and torn is None:
         return False

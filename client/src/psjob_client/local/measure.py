@@ -113,7 +113,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(count: int, told: Told) -> dict[str, Any]:
-    """A machine as MACHINE.yaml describes it: `count` processes p0, p1, …, links as each pair had them alone, the total of all at once.
+    """A machine as MACHINE.yaml describes it: `count` processes p0, p1, …, links as each pair had them by itself, the total of all at once.
 
     `told` is called with each thing that is being measured. Raises BadInput: a count out of range, or a process that does not answer.
     """

@@ -1,4 +1,4 @@
-"""Watches a run: polls the status ports, keeps what was heard (`Watch`), and says when the run is given up, though `plan()` would go on.
+"""Watches a run: polls the status ports, keeps what was heard (`Watch`), and says when the run is given up, though `plan()` would continue.
 
 `poll_shards` asks each shard in its own rhythm. A shard is unresponsive after `shards.progressDeadlineSeconds` without a good answer and
 three misses in a row. A script that fails by itself would fail again: on one machine, where its author sits, that is not found out seven
@@ -42,7 +42,7 @@ SIGNALS = 128
 NO_GROUP = ("environment variable RANK expected", "process group has not been initialized")
 """What torch says to a script for DDP that has not been started by torchrun."""
 FIRST_WORD, LONGEST_SILENCE = 30.0, 300.0
-"""Seconds without a step before the first word; it comes again after twice as long, up to the longest. Where nobody is waited for, a step
+"""Seconds without a step before the first word; it comes again after twice as long, up to the longest. If nobody is waited for, a step
 may just be long: the first word comes then after the longest."""
 FULL_PATIENCE = 300.0
 """Seconds without a step on a volume without room after which the job is given up."""
@@ -87,7 +87,7 @@ class RunWatch:
     hearers: list[Callable[[int, Mapping[str, Any], float], None]] = field(default_factory=list)
     """Each is called with a shard, what it said, and when."""
     began_at: int | None = None
-    """The step at which this run began; of one that goes on from another run, as first heard."""
+    """The step at which this run began; of one that continues from another run, as first heard."""
     _pulses: dict[str, ShardHealth] = field(default_factory=dict)
     _moved_at: float = 0.0
 
@@ -222,7 +222,7 @@ async def _poll(
 
 
 def attach_verdict(watch: RunWatch, children: Iterable[ChildProcess], restarted: bool) -> str | None:
-    """Names a worker that ended well without ever joining: the others, and the shards, would wait for it for ever.
+    """Names a worker that ended well without ever joining: the others, and the shards, would wait for it forever.
 
     `restarted`: a shard has been started again.
     """
@@ -330,7 +330,7 @@ class Standstill:
         return lines
 
     def verdict(self, told: Mapping[str, Any], now: float) -> str | None:
-        """Why the run ends: without room nobody can go on, and nobody makes any."""
+        """Why the run ends: without room nobody can continue, and nobody makes any."""
         if self.since is None or now - self.since < FULL_PATIENCE or FULL not in _problem(told):
             return None
         return f"DiskFull: no {self.unit} for {now - self.since:.0f} s at {self.unit} {max(0, self.step)}: {_problem(told)}"
@@ -349,7 +349,7 @@ class Standstill:
 
 
 def _reason(told: Mapping[str, Any]) -> str:
-    """Why nothing goes on; empty where no process says that it waits."""
+    """Why nothing continues; empty where no process says that it waits."""
     hung = ", ".join(f"worker {one.get('rank')} for {one.get('seconds')} s" for one in _mappings(told.get("hung")))
     return f"they wait for {hung}" if hung else str(told.get("waiting") or "") or _problem(told)
 

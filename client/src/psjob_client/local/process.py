@@ -342,7 +342,7 @@ class Ports:
 
 
 def reserve_ports(shards: int) -> Ports:
-    """Two ports a shard. Raises BadInput where the machine has no more."""
+    """Two ports a shard. Raises BadInput if the machine has no more."""
     ports = Ports()
     try:
         for _ in range(shards):

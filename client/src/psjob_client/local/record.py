@@ -181,7 +181,7 @@ class Samples:
 async def keep_history(backend: Backend, path: Path) -> None:
     """Write to `path` what the coordinator says whenever it is news, until cancelled; then its last words, with `waste`.
 
-    Raises OSError where it cannot be written.
+    Raises OSError if it cannot be written.
     """
     news = News()
     with path.open("w", encoding="utf-8") as file:

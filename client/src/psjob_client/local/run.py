@@ -149,7 +149,7 @@ def _must_go_on(beside: list[asyncio.Task[None]]) -> None:
 
 
 async def _stop(backend: Backend, story: Story, wake: asyncio.Event, interrupts: list[int]) -> None:
-    """Everyone leaves, the shards last, after a checkpoint where the job could go on; a second Ctrl-C kills."""
+    """Everyone leaves, the shards last, after a checkpoint where the job could continue; a second Ctrl-C kills."""
     backend.interrupted = bool(interrupts)
     if backend.verdict:
         story.display.say(f"{backend.verdict.partition(':')[0]}: all processes are ended", "yellow")

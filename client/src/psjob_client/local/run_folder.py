@@ -1,7 +1,7 @@
 """The folder of one run: `./.psjob/<run>` holds config, keys, logs, status and, written by the shards, the checkpoints.
 
 Who runs the job holds a lock on a file of it (`alive`, `holder`). Somebody else may have put files there: only regular ones are read,
-opened without following a link, with a limit. `resumed` judges a run to go on from before anything is started: it reads the newest
+opened without following a link, with a limit. `resumed` judges a run to continue from before anything is started: it reads the newest
 manifest lightly, and the runtime judges the rest.
 """
 
@@ -260,7 +260,7 @@ class RunKeys:
         return self.named["questions"]
 
     def hand(self, role: str, index: int, number: int) -> Path:
-        """The file of the process that sits there from now on. Raises OSError where it cannot be written."""
+        """The file of the process that sits there from now on. Raises OSError if it cannot be written."""
         path = self.folder / f"{role}-{index}"
         # In place, where the file before has as many bytes: a full disk keeps no process from being started again.
         _write_key(path, keys.written(self.named, role, index, number))
@@ -276,7 +276,7 @@ def make_keys(folder: Path, shards: int, workers: int, encrypted: bool = False, 
     """Fresh keys of a run, and the files of all its seats: its own is `folder`/run. `encrypted`: with certificates, also of `listening`
     workers.
 
-    Raises OSError where they cannot be made.
+    Raises OSError if they cannot be made.
     """
     made = RunKeys(folder, keys.fresh())
     folder.mkdir(mode=0o700)
@@ -382,7 +382,7 @@ def parse_logs(text: str, workers: int) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run to go on from, as the user named it."""
+    """A run to continue from, as the user named it."""
 
     said: str
     """The option or field with its value; every refusal begins with it."""
@@ -395,7 +395,7 @@ def resumed_run(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
     """Absolute path of the run's folder that `--resume` or else `spec` names, and the step of its checkpoint; None where neither does.
 
     Raises:
-        BadInput: the job cannot go on from there, and that can be seen now.
+        BadInput: the job cannot continue from there, and that can be seen now.
     """
     source = _named(option, spec)
     if source is None:

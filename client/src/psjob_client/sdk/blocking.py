@@ -77,7 +77,7 @@ class Client:
         return cls(AsyncClient.kube(context, namespace, kubeconfig))
 
     def close(self) -> None:
-        """Give the connections back. Jobs go on."""
+        """Give the connections back. Jobs continue."""
         __tracebackhide__ = True
         run(self._core.close())
 
@@ -96,7 +96,7 @@ class Client:
         packages: Sequence[str] = (),
         spec: Mapping[str, Any] | None = None,
     ) -> Job:
-        """Start a job that trains `what`. It goes on when this process ends.
+        """Start a job that trains `what`. It continues when this process ends.
 
         Args:
             what: A function, the path of a script, or a command of the image as a list of words. Functions and scripts travel as text
@@ -179,7 +179,7 @@ class Client:
         return Job(run(self._core.job(name)))
 
     def suspend(self, name: str, *, timeout: float = 120.0, lose_checkpoints: bool = False) -> None:
-        """Make a last checkpoint and end all processes; `resume` goes on from it.
+        """Make a last checkpoint and end all processes; `resume` continues from it.
 
         Args:
             name: As for `get`.
@@ -197,13 +197,13 @@ class Client:
         run(self._core.suspend(name, timeout=timeout, lose_checkpoints=lose_checkpoints))
 
     def resume(self, name: str) -> Job:
-        """Go on from the last checkpoint.
+        """Continue from the last checkpoint.
 
         Args:
             name: As for `get`.
 
         Returns:
-            The handle of the job that goes on. On this machine it is a new run.
+            The handle of the job that continues. On this machine it is a new run.
 
         Raises:
             Conflict: It runs, or is complete.
@@ -215,7 +215,7 @@ class Client:
         return Job(run(self._core.resume(name)))
 
     def checkpoint(self, name: str, *, timeout: float = 180.0) -> CheckpointView:
-        """Have a checkpoint made now; training goes on.
+        """Have a checkpoint made now; training continues.
 
         Args:
             name: As for `get`.
@@ -352,7 +352,7 @@ class Client:
             name: As for `get`.
 
         Returns:
-            On a cluster the newest alone: the others are on its volume.
+            On a cluster only the newest: the others are on its volume.
 
         Raises:
             NoSuchJob: There is none.
@@ -391,7 +391,7 @@ class Client:
         Args:
             name: As for `get`.
             process: worker-0, shard-1, or a whole name; None: all of them.
-            follow: Go on until the job ends.
+            follow: Continue until the job ends.
             tail: Only so many lines of each process that is there already.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Runs a script that travels as text in a manifest: `python -c THIS SOURCE [PACKAGE…] [-- ARGUMENT…]`. Standard library alone.
+"""Runs a script that travels as text in a manifest: `python -c THIS SOURCE [PACKAGE…] [-- ARGUMENT…]`. Only the standard library.
 
 The script becomes a file and this process becomes `python FILE`: tracebacks show its lines, loader processes can import it, and a worker
 that goes back to a checkpoint starts it again. It is imported from the working folder, as a script that lies there would be.

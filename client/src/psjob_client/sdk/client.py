@@ -93,7 +93,7 @@ class AsyncClient:
         return self._place
 
     async def close(self) -> None:
-        """Give the connections back. Jobs go on."""
+        """Give the connections back. Jobs continue."""
         if self._place is not None:
             await self._place.close()
             self._place = None
@@ -121,7 +121,7 @@ class AsyncClient:
         packages: Sequence[str] = (),
         spec: Mapping[str, Any] | None = None,
     ) -> AsyncJob:
-        """Start a job that trains `what`. It goes on when this process ends.
+        """Start a job that trains `what`. It continues when this process ends.
 
         Args:
             what: A function, the path of a script, or a command of the image as a list of words. Functions and scripts travel as text
@@ -193,7 +193,7 @@ class AsyncClient:
     # -- steering ------------------------------------------------------------------------------------------------------------------
 
     async def suspend(self, name: str, *, timeout: float = 120.0, lose_checkpoints: bool = False) -> None:
-        """Make a last checkpoint and end all processes; `resume` goes on from it.
+        """Make a last checkpoint and end all processes; `resume` continues from it.
 
         Args:
             name: As for `get`.
@@ -214,13 +214,13 @@ class AsyncClient:
         await place.suspend(name, timeout)
 
     async def resume(self, name: str) -> AsyncJob:
-        """Go on from the last checkpoint.
+        """Continue from the last checkpoint.
 
         Args:
             name: As for `get`.
 
         Returns:
-            The handle of the job that goes on. On this machine it is a new run.
+            The handle of the job that continues. On this machine it is a new run.
 
         Raises:
             Conflict: It runs, or is complete.
@@ -231,7 +231,7 @@ class AsyncClient:
         return await self.job(await (await self.place()).resume(name))
 
     async def checkpoint(self, name: str, *, timeout: float = 180.0) -> CheckpointView:
-        """Have a checkpoint made now; training goes on.
+        """Have a checkpoint made now; training continues.
 
         Args:
             name: As for `get`.
@@ -363,7 +363,7 @@ class AsyncClient:
             name: As for `get`.
 
         Returns:
-            On a cluster the newest alone: the others are on its volume.
+            On a cluster only the newest: the others are on its volume.
 
         Raises:
             NoSuchJob: There is none.
@@ -400,7 +400,7 @@ class AsyncClient:
         Args:
             name: As for `get`.
             process: worker-0, shard-1, or a whole name; None: all of them.
-            follow: Go on until the job ends.
+            follow: Continue until the job ends.
             tail: Only so many lines of each process that is there already.
 
         Returns:
@@ -488,13 +488,13 @@ class AsyncJob:
 
     @property
     def manifest(self) -> str:
-        """The PSTrainingJob as YAML, for a file, for Git, for `kubectl apply -f -`. Raises Conflict where it was not kept."""
+        """The PSTrainingJob as YAML, for a file, for Git, for `kubectl apply -f -`. Raises Conflict if it was not kept."""
         if self._manifest is None:
             raise Conflict(f"{self.id} kept no manifest; it was started by an older psjob")
         return yaml_text(self._manifest)
 
     def save(self, path: str | Path) -> Path:
-        """Write the manifest to a file; its path. Raises OSError where that cannot be written."""
+        """Write the manifest to a file; its path. Raises OSError if that cannot be written."""
         target = Path(path)
         target.write_text(self.manifest, encoding="utf-8")
         return target

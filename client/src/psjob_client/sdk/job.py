@@ -54,7 +54,7 @@ class Job:
 
     @property
     def manifest(self) -> str:
-        """The PSTrainingJob as YAML, for a file, for Git, for `kubectl apply -f -`. Raises Conflict where it was not kept."""
+        """The PSTrainingJob as YAML, for a file, for Git, for `kubectl apply -f -`. Raises Conflict if it was not kept."""
         return self._core.manifest
 
     def save(self, path: str | Path) -> Path:
@@ -83,7 +83,7 @@ class Job:
         Args:
             phases: Ends at any of these: Pending, Running, Recovering, Suspended, Complete, Failed.
             timeout: Seconds, a day unless told otherwise.
-            on_interrupt: What becomes of the job when you stop waiting with Ctrl-C or the notebook's stop. With detach it goes on, with
+            on_interrupt: What becomes of the job when you stop waiting with Ctrl-C or the notebook's stop. With detach it continues, with
                 suspend it makes a last checkpoint and ends, with delete it is removed. KeyboardInterrupt is raised in each case.
             show: Show it in a notebook.
 
@@ -166,7 +166,7 @@ class Job:
 
         Args:
             process: worker-0, shard-1, or a whole name; None: all of them.
-            follow: Go on until the job ends.
+            follow: Continue until the job ends.
             tail: Only so many lines of each process that is there already.
 
         Returns:
@@ -234,7 +234,7 @@ class Job:
         return run(self._core.load_weights())
 
     def suspend(self, *, timeout: float = 120.0, lose_checkpoints: bool = False) -> None:
-        """Make a last checkpoint and end all processes; `resume` goes on from it.
+        """Make a last checkpoint and end all processes; `resume` continues from it.
 
         Args:
             timeout: Seconds until no process is left.
@@ -251,10 +251,10 @@ class Job:
         run(self._core.suspend(timeout=timeout, lose_checkpoints=lose_checkpoints))
 
     def resume(self) -> Job:
-        """Go on from the last checkpoint.
+        """Continue from the last checkpoint.
 
         Returns:
-            The handle of the job that goes on. On this machine it is a new run.
+            The handle of the job that continues. On this machine it is a new run.
 
         Raises:
             Conflict: It runs, or is complete.
@@ -266,7 +266,7 @@ class Job:
         return Job(run(self._core.resume()))
 
     def checkpoint(self, *, timeout: float = 180.0) -> CheckpointView:
-        """Have a checkpoint made now; training goes on.
+        """Have a checkpoint made now; training continues.
 
         Args:
             timeout: Seconds until it is committed. A cluster brings the request to the job within two minutes.

@@ -18,7 +18,7 @@ from psjob_client.topology import costs
 from psjob_client.topology.machine import Flow, Machine, Pace, Routes, show_bytes, show_rate, show_seconds
 
 HYSTERESIS = 0.10
-"""A strategy in use is left only where it takes more than a tenth longer than the best."""
+"""A strategy in use is left only if it takes more than a tenth longer than the best."""
 TIE = 0.005
 """What takes so little longer takes as long."""
 BAD = 0.5

@@ -147,7 +147,7 @@ class _Way(Model):
     lanes: int = Field(default=1, ge=1, le=1024)
     """So many beside each other; rings that share no lane are looked for among direct links."""
     duplex: Literal["full", "half"] = "full"
-    """half: what goes one way takes from the other."""
+    """half: what continuese way takes from the other."""
 
     @model_validator(mode="before")
     @classmethod
@@ -179,7 +179,7 @@ class Host(Model):
     """A host: what is inside is near, and shards can live on it."""
 
     name: Name
-    """Its name; a host of one device is its name alone, and the device is called the same."""
+    """Its name; a host of one device is only its name, and the device has the same."""
     devices: list[Name] = Field(min_length=1, max_length=MOST_DEVICES)
     """Devices that hold a gradient each: GPUs, or worker processes."""
     cpu: Name | None = None
@@ -364,7 +364,7 @@ class Routes:
             raise NoWay(f"nothing joins {source} and {target}; describe the link or the switch between them") from None
 
     def width(self, source: str, target: str) -> float:
-        """Bytes a second of one flow that is alone."""
+        """Bytes per second of one flow without others."""
         alone = min(self._room[resource] for resource in self.way(source, target).resources)
         return alone if self.machine.total is None else min(alone, self.machine.total)
 
@@ -382,7 +382,7 @@ class Routes:
         return link.model_copy(update={"bandwidth": bound[0] / link.lanes, "latency": latency})
 
     def check(self, ends: Iterable[str]) -> None:
-        """Raises NoWay where two of `ends` are not joined, or where more was measured between two than the links on their way pass."""
+        """Raises NoWay if two of `ends` are not joined, or where more was measured between two than the links on their way pass."""
         first, *others = ends
         for other in others:
             self.way(first, other)

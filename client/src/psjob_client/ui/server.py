@@ -1,4 +1,4 @@
-"""The page's server: reads jobs where they are, and answers GET on 127.0.0.1 alone, to a browser that has the page's address.
+"""The page's server: reads jobs where they are, and answers GET only on 127.0.0.1, to a browser that has the page's address.
 
 The token is behind the # of the address, so that no request, log or referrer has it. The page's script sends it in a header. A cookie
 would go to every port of 127.0.0.1, which other users of the machine may listen at. Every user of the machine can read the command line
@@ -76,7 +76,7 @@ class Page:
     """Serves the jobs of some places, and the comparisons of a folder, from its own thread while it is entered."""
 
     def __init__(self, clients: Sequence[AsyncClient], folder: Path, port: int = 0) -> None:
-        """Raises BadInput where the port is taken."""
+        """Raises BadInput if the port is taken."""
         self._clients = clients
         self._folder = folder
         self._token = secrets.token_urlsafe(24)

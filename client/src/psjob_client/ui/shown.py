@@ -1,4 +1,4 @@
-"""What the page is told, as JSON: jobs, curves with as many points as are seen, runs over one another, comparisons. Pure.
+"""What the page shows, as JSON: jobs, curves with as many points as are seen, runs over one another, comparisons. Pure.
 
 A curve has its smoothed values and where on its axis each lies; it is thinned such that it looks the same. Hyperparameters come from the
 manifest: by path, with those that the script is given as flags.
@@ -46,7 +46,7 @@ def curve_data(points: Sequence[Point], axis: str, smoothing: float, most: int =
 
 
 def unwound(points: Iterable[Point]) -> list[Point]:
-    """In order of steps: a restart goes back some steps, and what was told of those that it undid is left out."""
+    """In order of steps: a restart goes back some steps, and reports of those that it undid are left out."""
     found: list[Point] = []
     for point in points:
         while found and found[-1][1] >= point[1]:
@@ -164,7 +164,7 @@ def row(job: JobView) -> dict[str, Any]:
 def detail(
     job: JobView, spans: Sequence[SpanView], events: Sequence[EventView], checkpoints: Sequence[CheckpointView], now: float
 ) -> dict[str, Any]:
-    """A job with everything but its curves and logs. `now` is the time of this machine's clock."""
+    """A job without its curves and logs. `now` is the time of this machine's clock."""
     return {
         "until": now if job.active or job.ended is None else job.ended,
         "job": job.to_manifest() | {"seconds": job.seconds(now), "active": job.active, "manifest": None},

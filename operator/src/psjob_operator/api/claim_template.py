@@ -29,7 +29,7 @@ ONE_MOUNT = f"!has(self.checkpoint.volume) && !(has(self.checkpoint.disabled) &&
 """`one_mount` in CEL."""
 _SPEC = f"{AT}.spec"
 STORAGE = f"{_SPEC}.resources.requests[storage]"
-"""Where the Pod API's schema places the size, of which a rule here says more."""
+"""If the Pod API's schema places the size, of which a rule here says more."""
 
 
 def claim_metadata(template: Json) -> tuple[dict[str, str], dict[str, str]]:

@@ -189,7 +189,7 @@ def schema() -> Schema:
 
 
 def node(whole: Schema, at: str) -> Schema:
-    """The part of the schema that `at` names. Raises KeyError where it has none."""
+    """The part of the schema that `at` names. Raises KeyError if it has none."""
     part = whole
     for step in at.replace("[]", ".[]").split(".") if at else ():
         part = part["items"] if step == "[]" else part["properties"][step]

@@ -1,4 +1,4 @@
-"""One limit of a field or object (FieldRule), and what a manifest that breaks it is told (Problem).
+"""One limit of a field or object (FieldRule), and what is said of a manifest that breaks it (Problem).
 
 The API server and `validate` tell a limit in the same words: a FieldRule has both the CEL and the check in Python.
 """
@@ -122,7 +122,7 @@ class Problem:
 
 
 def shown(value: Any) -> str:
-    """The value on one line, cut where it is long; of lists and objects the kind alone, as the API server does."""
+    """The value on one line, cut where it is long; of lists and objects only the kind, as the API server does."""
     if isinstance(value, dict):
         return '"object"'
     if isinstance(value, (list, tuple)):
@@ -132,7 +132,7 @@ def shown(value: Any) -> str:
 
 
 def field_path(loc: Iterable[int | str]) -> str:
-    """Where a field lies, as `a.b[0].c`, from pydantic's steps to it."""
+    """If a field lies, as `a.b[0].c`, from pydantic's steps to it."""
     path = ""
     for step in loc:
         path += f"[{step}]" if isinstance(step, int) else f"{'.' if path else ''}{step}"

@@ -67,7 +67,7 @@ _RESTS = "has(oldSelf.suspend) && oldSelf.suspend"
 
 
 def _while_suspended(name: str, optional: bool) -> FieldRule:
-    """A template changes only where the job was suspended before the write, which may resume it."""
+    """A template changes only if the job was suspended before the write, which may resume it."""
     same = f"self.{name} == oldSelf.{name}"
     if optional:
         same = f"(has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {same}))"

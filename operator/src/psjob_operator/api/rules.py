@@ -1,6 +1,6 @@
 """The one table of limits: ranges, names, rules across fields. Stages, the claim and pod templates have files of their own.
 
-Each row is told by the API server (its CEL goes into the CRD) and by `validate` (its check runs on the manifest), in the same
+Each row is checked by the API server (its CEL goes into the CRD) and by `validate` (its check runs on the manifest), in the same
 words. A row without CEL names the obstacle; there the operator says it.
 """
 

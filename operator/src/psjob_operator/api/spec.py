@@ -25,7 +25,7 @@ class PSTrainingJob(Model):
     spec: JobSpec
     """What to train."""
     status: JobStatus | None = None
-    """What psjob says about it. Written by the operator alone."""
+    """What psjob says about it. Written only by the operator."""
 
 
 class Metadata(Model):
@@ -169,13 +169,13 @@ class Pipeline(Model):
     With one micro-batch a batch these are of K-1-k updates ago at stage k of K."""
     weights: Literal["stash", "vertical", "recompute", "latest"] = "stash"
     """The weights of a backward. stash: those of its forward, kept until then. vertical: as stash, and each stage takes the version that
-    the first stage took for the batch; with pipedream alone. recompute: inputs are kept, and the forward runs again on the newest weights;
-    not with 2bw. latest: a stage has one copy of its weights, and the backward takes it as it is; with pipedream alone."""
+    the first stage took for the batch; with only pipedream. recompute: inputs are kept, and the forward runs again on the newest weights;
+    not with 2bw. latest: a stage has one copy of its weights, and the backward takes it as it is; with only pipedream."""
     predict: Literal["none", "nesterov"] = "none"
-    """nesterov: a forward takes predicted weights, to which the optimizer's momentum leads until its gradient counts. With pipedream alone,
+    """nesterov: a forward takes predicted weights, to which the optimizer's momentum leads until its gradient counts. Only with pipedream,
     and with weights: stash or recompute."""
     anneal_steps: int | None = None
-    """Updates in which the learning rate of a stage with a delay rises from lr / delay to lr; 1..1000000000, with pipedream alone.
+    """Updates in which the learning rate of a stage with a delay rises from lr / delay to lr; 1..1000000000, with only pipedream.
     Absent: lr from the first update on."""
     correct: Literal["none", "dc-asgd", "gap-aware"] | None = None
     """What a stage makes of gradients of old weights, by how far its weights have moved since. dc-asgd: adds lam g² times that way.
@@ -183,7 +183,7 @@ class Pipeline(Model):
     correct_options: dict[str, float] | None = None
     """Hyperparameters of `correct` by name: lam, decay and adaptive of dc-asgd; average and max_lr of gap-aware."""
     highest_momentum: float | None = None
-    """What beta1 of torch.optim.NAdam comes near to at stages with a delay; 0..0.9999, with pipedream alone. Stage k of K, late by d
+    """What beta1 of torch.optim.NAdam comes near to at stages with a delay; 0..0.9999, with only pipedream. Stage k of K, late by d
     updates, has beta1 + d (highestMomentum - beta1) / K. Absent: beta1 of the script at all stages."""
 
 
@@ -325,7 +325,7 @@ class Checkpoint(Model):
 
 
 class ResumeFrom(Model):
-    """The run to go on from, in one of two ways."""
+    """The run to continue from, in one of two ways."""
 
     job: str | None = None
     """Name of another PSTrainingJob of the namespace. Its run is looked up when this job begins, and kept in status.internal.pinned."""
@@ -395,7 +395,7 @@ class PodFailurePolicy(Model):
     """Rules for lost processes."""
 
     rules: list[FailureRule]
-    """The first rule that matches decides; 20 at most. Where none matches, failures of the process itself count and others do not. Exit
+    """The first rule that matches decides; 20 at most. If none matches, failures of the process itself count and others do not. Exit
     codes 77 and 78 of the runtime fail the job, whatever the rules say."""
 
 

@@ -82,7 +82,7 @@ class JobStatus(StatusModel):
     progress: Progress | None = None
     """How far training is, as shard 0 last reported; at most once a minute."""
     interruption: Interruption | None = None
-    """What has been started again and has not made a step yet; absent while training goes on."""
+    """What has been started again and has not made a step yet; absent while training continues."""
     last_recovery: Recovery | None = None
     """The last interruption that is over."""
     restarts: Restarts = Field(default_factory=lambda: Restarts())
@@ -245,7 +245,7 @@ class StageStatus(StatusModel):
     peak_device_bytes: Amount | None = None
     """The most bytes of tensors that one of its workers had on its CUDA device; absent without one."""
     waiting: str | None = None
-    """What one of its workers waits for, from whom, and since when; absent while they go on. The first eight
+    """What one of its workers waits for, from whom, and since when; absent while they continue. The first eight
     stages that wait say it."""
 
 
@@ -261,7 +261,7 @@ class CheckpointStatus(StatusModel):
     path: str | None = None
     """Its folder, relative to the volume."""
     observed_request: Amount | None = None
-    """The newest spec.checkpoint.request that the job had read when this checkpoint was begun. Where it equals the
+    """The newest spec.checkpoint.request that the job had read when this checkpoint was begun. If it equals the
     spec's, the request is answered."""
 
 
@@ -313,7 +313,7 @@ class Recovery(StatusModel):
     steps_lost: Amount | None = None
     """Steps from the checkpoint to where training was. Absent in async and bounded."""
     updates_lost: Amount | None = None
-    """Pushes that had been applied and are lost with a shard. In async and bounded alone."""
+    """Pushes that had been applied and are lost with a shard. Only in async and bounded."""
     time: str
     """When that first step was passed."""
 
@@ -385,7 +385,7 @@ class ProcessRestarts(StatusModel):
     cause: str
     """Why, the last time."""
     node: str | None = None
-    """Where it ran, the last time."""
+    """If it ran, the last time."""
     time: str
     """When it was last started again."""
 

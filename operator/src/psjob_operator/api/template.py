@@ -23,11 +23,11 @@ RESERVED = "psjob-"
 WHOLE = re.compile(r"[0-9]+(\.0)?")
 """A number of GPUs, as a manifest may write it."""
 SHELL = frozenset({"&&", "||", ">>", "2>&1"})
-"""Words that mean something to a shell alone."""
+"""Words that mean something only to a shell."""
 FOLDER = "/psjob"
 """Where the library lies in a worker."""
 FOLDERS = (FOLDER, "/psjob-keys", "/psjob-secret")
-"""Where psjob mounts its library, the keys of a process and those of its run."""
+"""If psjob mounts its library, the keys of a process and those of its run."""
 NAMES = ("name", "generateName", "namespace")
 """Of a template's metadata: what psjob gives the pods itself."""
 SYSTEMS = (

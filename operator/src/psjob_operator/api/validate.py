@@ -56,7 +56,7 @@ BOOLEANS = ("true", "false", "yes", "no", "on", "off")
 def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
     """The job, or every problem found (never both; never an exception, whatever `raw` is).
 
-    As with the API server, rules are asked only when every value has its type. Of a spec above LARGEST_SPEC nothing else is told: to look
+    As with the API server, rules are asked only when every value has its type. Of a spec above LARGEST_SPEC nothing else is said: to look
     takes seconds for a mebibyte.
     """
     problems = _not_an_object(raw) or _too_large(raw) or _odd_keys(raw) or _of_another_kind(raw)

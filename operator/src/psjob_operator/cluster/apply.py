@@ -63,7 +63,7 @@ from psjob_operator.render import NOBODY
 AT_ONCE = 8
 """Creates, or deletes, of one job under way at a time."""
 MOST = 64
-"""Creates, and deletes, of one job in a turn while another job waits for its own; the next turn goes on."""
+"""Creates, and deletes, of one job in a turn while another job waits for its own; the next turn continues."""
 ANSWERS = (400, 403, 413, 422)
 """Refusals of this very object, which the user must hear of, as of what admission says; any other code speaks of the moment."""
 _log = logging.getLogger(__name__)
@@ -520,7 +520,7 @@ class EventRecorder:
     def record(self, job: JobEntry, events: Sequence[Event], now: float) -> None:
         """Have them written soon.
 
-        Their names are made from the job's resourceVersion, which the status write has just moved, so the same news cannot be told twice.
+        Their names are made from the job's resourceVersion, which the status write has just moved, so the same news cannot come twice.
         """
         for number, event in enumerate(events):
             self._bodies.append((job.namespace, _body(job, event, number, self._instance, now)))

@@ -91,7 +91,7 @@ LEASES = ResourceKind("coordination.k8s.io", "v1", "leases", "Lease")
 WATCHED: tuple[ResourceKind, ...] = (JOBS, PODS, SERVICES, CONFIGS, CLAIMS, POLICIES)
 CHILDREN: tuple[ResourceKind, ...] = (PODS, SERVICES, CONFIGS, CLAIMS, POLICIES)
 OPTIONAL = frozenset({POLICIES})
-"""Watched only where they are made, and done without where they may not be read."""
+"""Watched only if they are made, and done without where they may not be read."""
 _COLLECTIONS = frozenset(kind.plural for kind in (*WATCHED, CORE_EVENTS))
 
 
@@ -222,7 +222,7 @@ class KubernetesClient:
     async def watch(
         self, kind: ResourceKind, namespace: str, version: str, labels: str = "", opened: Callable[[], None] = lambda: None
     ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """(type, object) of each change after `version`, until the API server ends it, which is no error. Raises ApiError, 410 where
+        """(type, object) of each change after `version`, until the API server ends it, which is no error. Raises ApiError, 410 if
         `version` is too old; an event of type ERROR may say so too. Silence that is longer than WATCH_SILENCE is a lost connection:
         bookmarks come about once a minute. `opened` is called when the API server has granted it."""
         query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
@@ -440,7 +440,7 @@ def causes(details: Any) -> tuple[Cause, ...]:
 
 
 def of_the_pod(told: Sequence[Cause], body: Mapping[str, Any]) -> bool:
-    """Whether one of these faults is in what was sent. What a LimitRange or a webhook put there is gone once they are."""
+    """Whether one of these faults is in what was sent. What a LimitRange or a webhook put there is continuedce they are."""
     return any(_sent(cause, body) for cause in told)
 
 
@@ -597,7 +597,7 @@ async def watch_session(configuration: Configuration, trace: aiohttp.TraceConfig
 
 
 def risen_version(newest: int, version: int, what: str) -> int:
-    """The higher of both, which is `version`, of a consistent read. Raises RuntimeError where it has gone back; `what` was read."""
+    """The higher of both, which is `version`, of a consistent read. Raises RuntimeError if it has gone back; `what` was read."""
     if version < newest:
         back = f"the resourceVersion of {what} is {version} and was {newest}"
         raise RuntimeError(f"the API server was restored from a backup: {back}; this process ends, to read all anew")

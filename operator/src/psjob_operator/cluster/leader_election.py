@@ -16,7 +16,7 @@ GONE_SECONDS = 1
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a Lease holds, how long a holder goes on without a renewal, and how often it is renewed or looked at."""
+    """How long a Lease holds, how long a holder continues without a renewal, and how often it is renewed or looked at."""
 
     lease: int = 12
 

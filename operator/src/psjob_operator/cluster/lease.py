@@ -20,7 +20,7 @@ from psjob_operator.cluster.leader_election import Do, Lease, Standing, Timing
 ALONE_SECONDS = 30.0
 """How often an operator that may not have the Lease asks for it again."""
 END_SECONDS = 5.0
-"""Turns that are told to end do so at once; one that has not after this time is ended with the process."""
+"""Turns end at once when asked to; one that has not after this time is ended with the process."""
 GIVE_BACK_SECONDS = 3.0
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Candidate:
         return "alone" if self._alone else "leader" if self.leads else "standby"
 
     def check(self) -> None:
-        """Raises ApiError where another operator may hold the Lease: after a freeze this is asked before the election was."""
+        """Raises ApiError if another operator may hold the Lease: after a freeze this is asked before the election was."""
         if not self.leads:
             raise ApiError(0, "NotLeader", f"{self._where} is not held by this operator, or was not renewed in time; nothing is written")
 
@@ -118,7 +118,7 @@ class Candidate:
         self._standing = leader_election.wrote(self._standing, stored, sent_at, self._clock())
 
     def _goes_on(self, lease: Lease | None) -> None:
-        """Raises RuntimeError where the API server is back at an earlier state."""
+        """Raises RuntimeError if the API server is back at an earlier state."""
         if lease is not None and lease.version.isdecimal():
             self._newest = risen_version(self._newest, int(lease.version), self._where)
 
@@ -213,7 +213,7 @@ def _stamp() -> str:
 
 
 async def _end(running: asyncio.Task[None]) -> None:
-    """Raises RuntimeError where it does not end, or had failed: then only the end of the process is safe."""
+    """Raises RuntimeError if it does not end, or had failed: then only the end of the process is safe."""
     running.cancel()
     done, _ = await asyncio.wait([running], timeout=END_SECONDS)
     if not done:

@@ -166,7 +166,7 @@ async def _start(
 ) -> int:
     store = JobStore(options.log_tails)
     queue = Queue(rank=lambda key: urgency(store, key))
-    # Policies are watched only where they are made.
+    # Policies are watched only if they are made.
     kinds = tuple(kind for kind in WATCHED if kind not in OPTIONAL or options.askers)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
         instance = f"{socket.gethostname()}-{os.getpid()}"
@@ -245,7 +245,7 @@ async def _serve(parts: Parts) -> int:
         await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             _log.error("the watches or the turns ended by themselves; this process ends, to be started again")
-        # First of all, so that another replica goes on while this one is still ending.
+        # First of all, so that another replica continues while this one is still ending.
         await _end(lead)
         await _end(watching, stopped, *ours)
         return 0 if stop.is_set() else 1
@@ -387,7 +387,7 @@ class Health:
         """Does it act? leader, standby (ready all the same, and as up to date), or alone."""
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Raises OSError where the port is taken."""
+        """Listen. Raises OSError if the port is taken."""
         app = web.Application()
         app.add_routes([web.get("/livez", self._live), web.get("/readyz", self._ready), web.get("/metrics", self._metrics)])
         self._runner = web.AppRunner(
@@ -415,7 +415,7 @@ class Health:
         return self._runner.server()
 
     async def beat(self) -> None:
-        """Prove for ever that the event loop turns."""
+        """Prove forever that the event loop turns."""
         loop = asyncio.get_running_loop()
         while True:
             self._beat_at = loop.time()

@@ -169,7 +169,7 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSp
 
 
 def _resume_source(store: JobStore, job: JobEntry, spec: JobSpec) -> ResumeSource | None:
-    """The job that `spec` names to go on from, as the watch has it; not asked for once its run is pinned."""
+    """The job that `spec` names to continue from, as the watch has it; not asked for once its run is pinned."""
     asked = spec.checkpoint.resume_from
     known = asked is None or asked.job is None or ((job.status.get("internal") or {}).get("pinned") or {}).get("resumedFrom")
     other = None if asked is None or asked.job is None or known else store.job(JobKey(job.namespace, asked.job))

@@ -222,7 +222,7 @@ class Reconciler:
         self.recorder.record(job, [Event("Warning", "StatusRefused", words)], now)
 
     def _tell_unguarded(self, job: JobEntry, why: str, memory: Memory, now: float) -> None:
-        """No status tells it, since the job goes on: an Event does, once for these words."""
+        """No status tells it, since the job continues: an Event does, once for these words."""
         if why and why != memory.unguarded:
             memory.unguarded = why
             words = f"the job continues without it, and other pods can reach its ports: {why}"

@@ -108,7 +108,7 @@ _BY_FORM, _BY_NAME = _compiled(_FORMS), _compiled(_NAMED)
 
 
 def last_log_words(message: str, tails: bool = True) -> tuple[str, str]:
-    """(termination message, tail of the log) as they may be shown. `tails`: False: no word of the process, only the fields of its JSON."""
+    """(termination message, tail of the log) as they may be shown. `tails`: False: no text of the process, only the fields of its JSON."""
     try:
         read = json.loads(message)
         if isinstance(read, dict):
@@ -162,7 +162,7 @@ def sentence(text: str) -> str:
 
 
 def encoded_forms(text: str) -> str:
-    """As `scrub`, by their form alone: for words of the kubelet, in which `token:` is not followed by one."""
+    """As `scrub`, only by their form: for words of the kubelet, in which `token:` is not followed by one."""
     for pattern, instead in _BY_FORM:
         text = pattern.sub(instead, text)
     return text

@@ -5,7 +5,7 @@ kopf writes no annotation, no finalizer and no patch. Two facts that kopf does n
 trace of its session. One is that it has (re-)listed a kind, after which objects may have vanished unseen. The other is that its watch of
 that kind is open.
 
-Children are watched by Watch: a list of each kind, a page at a time, then a watch from that moment on, for ever. An event goes from the
+Children are watched by Watch: a list of each kind, a page at a time, then a watch from that moment on, forever. An event goes from the
 wire into the store's small projection and is dropped: there are as many as five a pod while a fleet of jobs begins.
 
 Relist lists each kind at the start, whenever a watch has to begin anew, and once in ten minutes. Of jobs kopf tells what it finds in a
@@ -58,7 +58,7 @@ class Patience:
     """Seconds between kopf's tries of one request: without an end, unless each of `places` namespaces refuses us.
 
     A process that may read nothing must end. One that lives through an outage keeps its picture of the world, and where one namespace of
-    several refuses us the others go on.
+    several refuses us the others continue.
     """
 
     FIRST = (1.0, 2.0, 3.0, 5.0, 5.0)
@@ -76,7 +76,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class WatchCallbacks:
-    """Who is told. All are called in the event loop and must return at once."""
+    """Who hears of changes. All are called in the event loop and must return at once."""
 
     on_event: Callable[[ResourceKind, str | None, dict[str, Any]], None]
     """(kind, type, object): type is ADDED, MODIFIED, DELETED, or None for an object that a (re-)list found."""

@@ -38,7 +38,7 @@ ORDER = (
     "Contended",
 )
 OF_THE_PHASE = ("Ready", "Reconciling", "Stalled", "Complete", "Failed")
-"""Types that are told anew each time: absent means False. All others stay, once they were told."""
+"""Types that are written anew each time: absent means False. All others stay, once they were written."""
 
 
 UNREMARKABLE = ("", "ContainerCreating", "PodInitializing")

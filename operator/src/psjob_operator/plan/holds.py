@@ -48,7 +48,7 @@ def suspension(state: JobState) -> Hold | None:
 
 
 def unreadable(state: JobState) -> Hold | None:
-    """This operator cannot read the spec whole. Stalled, until one is back that can; training needs none and goes on."""
+    """This operator cannot read the spec whole. Stalled, until one is back that can; training needs none and continues."""
     problems = state.observed.spec_problems
     return Hold(_stall(state, terminal.spec_reason(problems), "; ".join(problems))) if problems else None
 
@@ -75,7 +75,7 @@ def name_taken(state: JobState) -> Hold | None:
 
 
 def resume_source(state: JobState) -> Hold | None:
-    """The job to go on from is not there, has no checkpoint, or has it elsewhere: nothing begins until that changes."""
+    """The job to continue from is not there, has no checkpoint, or has it elsewhere: nothing begins until that changes."""
     waits = pods.waits_for_source(state)
     return _wait(state, *waits, again_at=state.now + pods.LOOK_SECONDS) if waits else None
 
@@ -166,7 +166,7 @@ def _keeper(pod: Process) -> str:
 
 
 def _goes_on(state: JobState) -> str:
-    """What a suspended job goes on from; a claim that was never made has not gone."""
+    """What a suspended job continues from; a claim that was never made has not gone."""
     observed = state.observed
     if leaving := objects.leaving(observed):
         return f"nothing is left to continue from: {leaving[1]}"

@@ -265,7 +265,7 @@ class JobState:
 
     @property
     def suspending(self) -> bool:
-        """Processes were told to end for a suspension, and Suspended was not yet told."""
+        """Processes were asked to end for a suspension, and Suspended was not yet written."""
         return any(it.type == "Reconciling" and it.reason == SUSPENDING for it in self.stored.conditions)
 
     @property
@@ -423,7 +423,7 @@ def told_text(state: JobState, key: str) -> str:
 
 
 def told_number(told: Mapping[str, Any], key: str) -> float | None:
-    """A finite number of what was told; None where it is none."""
+    """A finite number of a report; None where it is none."""
     value = told.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e300:
         return None
@@ -431,7 +431,7 @@ def told_number(told: Mapping[str, Any], key: str) -> float | None:
 
 
 def told_integer(told: Mapping[str, Any], key: str) -> int | None:
-    """A whole number of what was told; None where it is none."""
+    """A whole number of a report; None where it is none."""
     value = told.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST else None
 

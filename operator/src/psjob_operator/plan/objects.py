@@ -1,7 +1,7 @@
 """What stands around the processes of a job: the names of everything, the config file, Service, checkpoint claim and NetworkPolicies.
 
 Names are deterministic: a name is the lock that keeps a thing from being made twice. The config (contract.CONFIG_FORMAT) says what every
-process is told, the same for all of them.
+process gets, the same for all of them.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _several(spec: JobSpec) -> dict[str, Any]:
 
 
 def _summed(spec: JobSpec) -> dict[str, Any]:
-    """The same. It decides no bit, so a run may go on with another one."""
+    """The same. It decides no bit, so a run may continue with another one."""
     return {"localSum": spec.workers.local_sum} if spec.processes() > 1 and spec.workers.local_sum != "auto" else {}
 
 

@@ -194,7 +194,7 @@ class ObservedState:
     """Names of pods whose number *this process* raised and that it may still create."""
     refusals: tuple[Refusal, ...] = ()
     resume_source: ResumeSource | None = None
-    """The job that the spec names to go on from; None where it names none, or there is none, and once its run is pinned."""
+    """The job that the spec names to continue from; None where it names none, or there is none, and once its run is pinned."""
     key_made: int | None = None
     """Number of the run's keys whose Secret *this process* knows to be made; None: it knows of none."""
     key_taken: int | None = None

@@ -5,9 +5,9 @@ Shards that share a volume which one node can mount are one volume group, number
 counts a terminating pod, and does not look again when it has gone (kubernetes#141354).
 
 With `spec.shards.placement: Colocated` shard i and worker i are a pair. Of two that start together the worker goes where it can, and the
-shard's pod requires the node of that worker's start. One that starts alone requires the node of the other as it is there. Affinity names
-role, index and number, so a pod that goes draws nothing to its node. Neither pod may wait for the other: where that could come about, both
-get new numbers.
+shard's pod requires the node of that worker's start. One that starts by itself requires the node of the other as it is there. Affinity
+names role, index and number, so a pod that goes draws nothing to its node. Neither pod may wait for the other: where that could come
+about, both get new numbers.
 """
 
 from __future__ import annotations

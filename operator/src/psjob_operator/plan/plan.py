@@ -103,7 +103,7 @@ def _events(state: JobState, decision: RestartDecision, status: JobStatus) -> tu
         events.append(Event("Warning", "KeysTaken", f"Secret {name} was there before any pod; others may know its keys, new ones are made"))
     if state.observed.contended and state.stored.condition("Contended") is None:
         events.append(Event("Warning", "Contended", state.observed.contended))
-    # After a loss Restarted says why it stood still, and Recovered that training goes on.
+    # After a loss Restarted says why it stood still, and Recovered that training continues.
     if status.phase == "Running" and state.stored.phase not in ("Running", "Recovering"):
         events.append(Event("Normal", "Running", "all shards and workers are running"))
     return (*events, *recovered(state.stored, status))

@@ -1,7 +1,7 @@
 """Which pods are created and deleted, and what all pods of a run are made of until it ends (status.internal.pinned).
 
 The pins are stored with the first intent and read from then on, whatever operator serves the run. With `checkpoint.resumeFrom` they keep
-the run that this one goes on from. A job's name is looked up once. What is in the way is waited for: under GitOps the other job may come
+the run that this one continues from. A job's name is looked up once. What is in the way is waited for: under GitOps the other job may come
 later. A suspended run may be placed anew, as in batch/v1 (KEP-2926), and its templates may change in nothing else. The API server
 cannot compare a template that it does not know whole, so the operator holds a run whose pods would be other ones.
 """
@@ -31,7 +31,7 @@ FORCE = 0
 UNRESPONSIVE_GRACE = 1
 """As the liveness probe's: a process that does not answer does not save either."""
 HUNG_GRACE = 1
-"""From SIGTERM to SIGKILL: who has not ended by itself when it was told that it hangs will not do so now."""
+"""From SIGTERM to SIGKILL: who has not ended by itself when it was asked to, as it hangs, will not do so now."""
 
 
 LOOK_SECONDS = 5.0
@@ -157,7 +157,7 @@ def pinned(state: JobState, afresh: bool) -> Pinned:
 
 
 def templates_changed(state: JobState) -> str:
-    """Why a run that was suspended does not go on; empty where its pods are what they were, wherever they are placed."""
+    """Why a run that was suspended does not continue; empty where its pods are what they were, wherever they are placed."""
     kept = state.stored.internal.pinned.templates if state.stored.internal.pinned is not None else None
     if state.first_seen or kept is None or kept == templates_digest(state.observed.spec):
         return ""
@@ -205,7 +205,7 @@ def resumed_run(state: JobState) -> str | None:
 
 
 def waits_for_source(state: JobState) -> tuple[str, str] | None:
-    """(reason, sentence) of what is in the way of a job that goes on from another one by its name; None where nothing is."""
+    """(reason, sentence) of what is in the way of a job that continues from another one by its name; None where nothing is."""
     observed, asked = state.observed, state.observed.spec.checkpoint.resume_from
     if asked is None or asked.job is None or (state.stored.internal.pinned is not None and state.stored.internal.pinned.resumed_from):
         return None

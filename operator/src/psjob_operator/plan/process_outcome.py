@@ -85,7 +85,7 @@ def outcome_of(process: Process | None) -> ProcessOutcome:
 
 
 def stopped_on_request(process: Process) -> ProcessOutcome | None:
-    """The outcome of a process that ended with exit code 0 when it was told to end; None where it was not told to.
+    """The outcome of a process that ended with exit code 0 when it was asked to end; None if it was not.
 
     Whether a script was through by then its exit code does not say: those with a handler of SIGTERM end with 0 too.
     """

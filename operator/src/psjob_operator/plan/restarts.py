@@ -277,7 +277,7 @@ def _at_once(state: JobState, seat: Seat) -> bool:
 
 
 def counted(state: JobState, role: Role | None = None) -> int:
-    """Failures that count now, of a role or of both: none, once commits went on for ten minutes after the last of them."""
+    """Failures that count now, of a role or of both: none, once commits continued for ten minutes after the last of them."""
     last = unix(state.stored.restarts.last_counted)
     commit = last_commit(state)
     if last is not None and commit is not None and commit - last >= FORGET_SECONDS:

@@ -208,7 +208,7 @@ def _pending(state: JobState, decision: RestartDecision) -> dict[int, int]:
 
 
 def _checkpoint_said(state: JobState) -> dict[str, Say]:
-    """CheckpointReady: whether training could go on from disk."""
+    """CheckpointReady: whether training could continue from disk."""
     if state.observed.spec.checkpoint.disabled:
         return {"CheckpointReady": Say("False", "Disabled", "spec.checkpoint.disabled is true: a lost shard fails the job")}
     if leaving := objects.leaving(state.observed):
@@ -355,7 +355,7 @@ def settle(state: JobState, fresh: JobStatus) -> tuple[JobStatus, float | None]:
 def wake_at(state: JobState, status: JobStatus, *others: float | None) -> float | None:
     """The next unix time at which the plan of a job that has not ended would come out differently though nothing happened.
 
-    It is the least of `others` (None: none) and of all that time alone brings about."""
+    It is the least of `others` (None: none) and of all that only time brings about."""
     times = (
         *others,
         deadline(state, status.start_time),

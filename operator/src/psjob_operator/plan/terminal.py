@@ -69,7 +69,7 @@ def complete(state: JobState) -> Ending | None:
 
 @_once_begun
 def fatal(state: JobState) -> Ending | None:
-    """A template of which the API server has never taken a pod and never will, or a process that says going on is no use."""
+    """A template of which the API server has never taken a pod and never will, or a process that says continuing is no use."""
     # A checkpoint proves that it took pods of these templates, though a suspension has left none of them.
     ran = state.has_run or checkpoint_known(state)
     taken = {seat.role for seat in state.seats if seat.process is not None or seat.outcome.kind == "done"}
@@ -124,7 +124,7 @@ def too_often(state: JobState) -> Ending | None:
 
 @_once_begun
 def never_attached(state: JobState) -> Ending | None:
-    """A worker ended well and never joined: the shards and the others would wait for it for ever.
+    """A worker ended well and never joined: the shards and the others would wait for it forever.
 
     Said only of a first coordinator before the first step; a later one may not know of workers that left before.
     """

@@ -192,7 +192,7 @@ def _common(job: ConfigSource, process: CreateProcess, shard_user: int | None, a
 
 
 def pod_environment(job: ConfigSource, process: CreateProcess, ending: str | None = None) -> dict[str, str]:
-    """What the process is told beyond the config, which is the same for all. `ending`: where the template has its last message read."""
+    """What the process gets beyond the config, which is the same for all. `ending`: where the template has its last message read."""
     values = {
         contract.ENV_ROLE: process.role,
         contract.ENV_INDEX: str(process.index),

@@ -47,7 +47,7 @@ VALUED = frozenset(
 )
 """Options of runners whose value is the next word."""
 INLINE = frozenset({"-s", "--script"})
-"""uv makes an environment for that script alone, which nothing else can be started in."""
+"""uv makes an environment only for that script, which nothing else can be started in."""
 ENVIRONMENT = re.compile(r"conda|mamba|venv|/envs?/")
 """Folders of an environment, whose programs have their Python beside them."""
 HOME_OF_ROOT = "/root"
@@ -222,7 +222,7 @@ class Interpreter:
 
 
 def interpreter(command: Sequence[Any]) -> Interpreter:
-    """The Python of the worker's `command`; the first `python3` on the PATH where it begins with none that can be told from outside."""
+    """The Python of the worker's `command`; the first `python3` on the PATH if it begins with none that can be seen from outside."""
     words = [str(word) for word in command]
     while words and _base(words[0]) in WRAPPERS:
         words = words[1:]
@@ -240,7 +240,7 @@ def interpreter(command: Sequence[Any]) -> Interpreter:
 
 
 def variables(trained: Document) -> list[Document]:
-    """Those variables of the worker that its Python is found by, and whom they refer to as `$(NAME)`; literal values alone."""
+    """Those variables of the worker that its Python is found by, and whom they refer to as `$(NAME)`; only literal values."""
     given = {item.get("name"): item for item in trained.get("env") or [] if isinstance(item.get("value"), str)}
     wanted = {name for name in given if VARIABLES.fullmatch(str(name))}
     todo = list(wanted)
@@ -252,7 +252,7 @@ def variables(trained: Document) -> list[Document]:
 
 
 def folder(trained: Document) -> str | None:
-    """Where the worker starts, if that lies in its image: a shard mounts none of the worker's volumes."""
+    """If the worker starts, if that lies in its image: a shard mounts none of the worker's volumes."""
     there = trained.get("workingDir")
     mounts = [str(mount.get("mountPath")) for mount in trained.get("volumeMounts") or []]
     inside = there and any(_within(str(there), mount) for mount in mounts)
@@ -285,7 +285,7 @@ def _base(word: str) -> str:
 
 
 def pod_security(worker: Document, trained: Document, user: int | None = NOBODY, of_the_image: bool = False) -> Document:
-    """The worker pod's context. Where neither it nor the container names a user but root, `user`: a shard needs no rights.
+    """The worker pod's context. If neither it nor the container names a user but root, `user`: a shard needs no rights.
 
     `user`: None: the one whom the namespace gives (OpenShift); of its numbers none may be chosen here. `of_the_image`: only the image's
     own user can start the worker's Python, so that no other is named.
@@ -306,7 +306,7 @@ def pod_security(worker: Document, trained: Document, user: int | None = NOBODY,
 
 
 def container_security(trained: Document, python: Interpreter, of_the_image: bool = False) -> Document:
-    """The trained container's context without its powers, and its image read-only where that Python can run so.
+    """The trained container's context without its powers, and its image read-only if that Python can run so.
 
     `of_the_image`: as of pod_security.
     """
@@ -329,7 +329,7 @@ def keep_restricted(spec: Document, of_the_image: bool = False) -> None:
 
 
 def _taken(context: Document | None, of_the_image: bool) -> Document:
-    """What a shard takes of a worker's context: root only where nobody else can start its Python."""
+    """What a shard takes of a worker's context: root only if nobody else can start its Python."""
     taken = _without(context, (*POWERS, *WORKERS))
     level = ((context or {}).get("seLinuxOptions") or {}).get("level")
     if level:

@@ -1,9 +1,9 @@
 """`attach`: the one line that makes a script a worker of a job, and the optimizer that it gives back.
 
 That is the script's own object, whose `step` goes through the job. Scripts that look for the state of an optimizer whose steps the shards
-make are told where it is.
+make get its place.
 
-A model that is attached again with another optimizer is in the next phase of its training. Where the workers step, the new optimizer
+A model that is attached again with another optimizer is in the next phase of its training. If the workers step, the new optimizer
 takes the place of the one before, and its state begins. The shards cannot change their rule, so where they step this is refused. Both
 optimizers may be given at once, and each is stepped in its phase.
 """
@@ -339,7 +339,7 @@ def take_over(job: TrainingJob, pair: Pair) -> None:
 
 
 def check_phase(job: TrainingJob, optimizer: torch.optim.Optimizer, overlap: bool, later: Later) -> None:
-    """Raise Refused where this job cannot go on with another optimizer."""
+    """Raise Refused if this job cannot continue with another optimizer."""
     old, new = job.pairs[0].plain.__name__, type(optimizer).__name__
     if job.session.reduces:
         check_parameters(job.parameters, job.model, optimizer)
@@ -359,7 +359,7 @@ def check_phase(job: TrainingJob, optimizer: torch.optim.Optimizer, overlap: boo
 
 
 def begin_phase(job: TrainingJob, optimizer: torch.optim.Optimizer, stateful: dict[str, Any]) -> Pair:
-    """Go on with `optimizer`. What it was given with takes the place of what has the same name."""
+    """Continue with `optimizer`. What it was given with takes the place of what has the same name."""
     old = job.pairs[0]
     pair = Pair("", old.model, optimizer, cuts=old.cuts)
     rows = {id(p): row for row, p in enumerate(job.parameters)}

@@ -1,6 +1,6 @@
 """What `attach` takes: a model, an optimizer of all its parameters, objects that can be put back; and the table of those parameters.
 
-Outside a job: what `attach` refuses in one it refuses here, so that a script that trains alone is one that a job takes.
+Outside a job: what `attach` refuses in one it refuses here, so that a script that trains without a job is one that a job takes.
 
 Models and their optimizers: one pair, or several by name that are trained as one table of parameters.
 
@@ -153,7 +153,7 @@ def _steps(state: Any) -> bool:
 
 
 def stepper(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """What makes the steps of a model of `Table`s alone. Raises Refused where there is something to train, or no table."""
+    """What makes the steps of a model of only `Table`s. Raises Refused if there is something to train, or no table."""
     if not isinstance(model, torch.nn.Module):
         raise Refused(f"attach takes a torch Module, got {type(model).__name__}")
     trained = next((name for name, p in members.named_parameters(model) if p.requires_grad), None)
@@ -197,7 +197,7 @@ def table_of(
 def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
     """Further names under which the model has a parameter of the table (tied weights).
 
-    Raises Refused where these and the table are more than a hello can carry.
+    Raises Refused if these and the table are more than a hello can carry.
     """
     every = list(members.named_parameters(model, remove_duplicate=False))
     named = dict(every)
@@ -534,7 +534,7 @@ def later_groups(later: Later, optimizers: Sequence[torch.optim.Optimizer]) -> l
 
 
 def next_added(expected: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` as a group whose parameters can be read several times. Raises Refused where it is not the first of `expected`."""
+    """`given` as a group whose parameters can be read several times. Raises Refused if it is not the first of `expected`."""
     params = given["params"]
     added = [params] if isinstance(params, torch.Tensor) else list(params)
     if not expected:
@@ -569,7 +569,7 @@ class AddedGroups:
         return {"added": [pair.added for pair in self._pairs]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add what is missing. Raises Refused where the script has added more than when its record was taken."""
+        """Add what is missing. Raises Refused if the script has added more than when its record was taken."""
         for pair, wanted in zip(self._pairs, state["added"], strict=True):
             if pair.added > wanted:
                 raise Refused(

@@ -39,7 +39,7 @@ def is_auto(cuts: object) -> bool:
 
 
 def decided_cuts(place: Place, model: nn.Module, microbatches: int, example: Example | None) -> tuple[str, ...]:
-    """The job's cuts. Raises Refused where there are none, and SystemExit where none came in time."""
+    """The job's cuts. Raises Refused if there are none, and SystemExit where none came in time."""
     config = place.config
     if example is None:
         raise Refused('cuts="auto" runs the model to see what its modules take: give example=x of one micro-batch, or ' + PIN)
@@ -54,7 +54,7 @@ def decided_cuts(place: Place, model: nn.Module, microbatches: int, example: Exa
 
 
 def choose_cuts(config: Config, model: nn.Module, microbatches: int, example: Example, room: float | None) -> ChosenCuts:
-    """Profile the model, and solve. `room`: bytes of a worker. Raises Refused where no cuts would do."""
+    """Profile the model, and solve. `room`: bytes of a worker. Raises Refused if no cuts would do."""
     made = profile(model, example)
     names = [node.name for node in made.nodes]
     cuts = beginnings(model, names)
@@ -72,7 +72,7 @@ def choose_cuts(config: Config, model: nn.Module, microbatches: int, example: Ex
 
 
 def solved(profile: Profile, replicas: tuple[int, ...], way: PipelineWay, room: float | None) -> Prediction:
-    """The best plan of a model in blocks, for stages of so many workers. Raises Refused where there is none."""
+    """The best plan of a model in blocks, for stages of so many workers. Raises Refused if there is none."""
     stages, count = len(replicas), sum(replicas)
     if len(profile.nodes) < stages:
         raise Refused(

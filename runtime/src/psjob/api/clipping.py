@@ -3,7 +3,7 @@
 `training.sync.maxGradNorm`, `psjob.clip_grad_norm_` and, once a model is attached, torch's own functions for its parameters mean the same.
 
 Several optimizers may be clipped by one norm, as the whole model's with Muon and AdamW. The norm is that of all their mean gradients, so
-the first of their steps pushes them all. Where the shards step, they update all of these parameters then. Where the workers step, each
+the first of their steps pushes them all. If the shards step, they update all of these parameters then. If the workers step, each
 keeps the clipped means of the others. The steps of the others follow, and push nothing.
 """
 

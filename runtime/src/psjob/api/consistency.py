@@ -1,12 +1,12 @@
 """What a worker tells of its weights and its data, so that shard 0 sees where workers differ (`psjob.protocol.coordinator.consistency`).
 
-Weights: at its beginning a worker tells sums over frozen parameters, which each script builds by itself. Where all workers stand at one
+Weights: at its beginning a worker tells sums over frozen parameters, which each script builds by itself. If all workers stand at one
 step, it tells a few windows of its parameters every EVERY steps. At a checkpoint and at its end it tells sums over all of them and its
 buffers. The sums go at the speed of memory: over all of a tensor, or over a few windows that a step's number chooses.
 
 Data: all must read the same, since `ps.shard` gives each worker its part of them. Values of a sample are no measure: they may be drawn
 anew each time that it is read. Compared are what the data are made of (tensors, arrays, lists), and samples that come out the same twice.
-A script without `ps.shard` tells a sum over each of its first inputs, so that workers with the same data can be told of.
+A script without `ps.shard` tells a sum over each of its first inputs, so that workers with the same data can be reported.
 """
 
 from __future__ import annotations
@@ -538,7 +538,7 @@ BYTES = 1 << 16
 class FirstInputs:
     """Looks at the first tensor that the model is given in each of the first steps, until `done` has them.
 
-    Where the model itself is not called, as a LightningModule, it is the module that runs first.
+    If the model itself is not called, as a LightningModule, it is the module that runs first.
     """
 
     def __init__(self, model: torch.nn.Module, done: Callable[[list[int]], None]) -> None:

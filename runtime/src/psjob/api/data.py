@@ -1,6 +1,6 @@
 """`shard`: this worker's slice of a DataLoader, at the same place again after a restart.
 
-`epochs` and `state`: a loop that goes on in the middle after a restart, and what it carries from pass to pass.
+`epochs` and `state`: a loop that continues in the middle after a restart, and what it carries from pass to pass.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
     """Give a loader of this worker's batches of `loader`; outside a job, of all of them, as they are.
 
     Each pass over it is the next epoch, whether `shard` is called once or once an epoch. When a script was started again, finished passes
-    give nothing, and the pass under way goes on where it was, as does an `enumerate` over it. The batch size is per worker. All workers
-    make the same number of steps an epoch. Where the last round has too few batches, a worker is given a batch again in training. That
+    give nothing, and the pass under way continues where it was, as does an `enumerate` over it. The batch size is per worker. All workers
+    make the same number of steps an epoch. If the last round has too few batches, a worker is given a batch again in training. That
     step counts for nothing.
 
     Args:
@@ -47,7 +47,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
             go to the workers in turn. A `DistributedSampler` that is left in counts as a sampler of all of the data. An IterableDataset is
             read whole by every worker, and so is a subclass with an `__iter__` of its own. All workers have the same data. In a job of
             stages every worker is given every batch.
-        prefetch: a function from a batch to pairs (module, ids). Where the model has `ps.Embedding`s, one batch is read ahead, so that its
+        prefetch: a function from a batch to pairs (module, ids). If the model has `ps.Embedding`s, one batch is read ahead, so that its
             rows come while the batch before it is trained. Without the function the ids of a module are found where they are a tensor of
             the batch, or a view of one. Random numbers for a batch that is read ahead come from (seed, epoch, batch).
 
@@ -205,7 +205,7 @@ class ShardedLoader(Generic[B]):
             job.totals.begin_pass(self._source.rounds, int(begin["round"]))
             if isinstance(self._source, Slices) and not begin["round"]:
                 place = {**begin, "order": self._source.order}
-            if drawn is not None:  # the loader that goes on had drawn its seeds before
+            if drawn is not None:  # the loader that continues had drawn its seeds before
                 put_generators(drawn)
             if told:
                 feed = self._knowing_last(feed)
@@ -289,7 +289,7 @@ class _Origin:
     """Where the iterator of a pass was made."""
 
     outside: bool
-    """Before the loop over `ps.epochs`: it may go on in each of its epochs."""
+    """Before the loop over `ps.epochs`: it may continue in each of its epochs."""
     looped: bool = False
     """By a `for` loop itself."""
     site: str = ""
@@ -336,7 +336,7 @@ class Taken:
             job.carry_out(job.session.inside_round)
 
     def count_on(self, frame: FrameType | None, passed: int) -> None:
-        """The pass goes on in the middle, and so does an `enumerate` over it. One over several passes counts on with the first."""
+        """The pass continues in the middle, and so does an `enumerate` over it. One over several passes counts on with the first."""
         if self._origin.looped:
             return
         second = self._job.places.is_beside
@@ -435,7 +435,7 @@ def _looking_ahead(feed: Iterator[_Found], ahead: Ahead) -> Iterator[_Found]:
 
 
 def epochs(count: int | None = None) -> Epochs:
-    """Loop over epochs, so that a restart goes on in the middle of one.
+    """Loop over epochs, so that a restart continues in the middle of one.
 
     A script that is started again is given the epochs that are not finished, the first of them the one that was under way. Before its
     body runs, everything is as it was when that epoch began: `ps.state`, what `attach` was given, buffers, learning rates and random

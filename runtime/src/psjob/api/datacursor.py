@@ -38,7 +38,7 @@ class DataPass:
     site: str = ""
     """Where in the script it was asked last: see `asking.Way`."""
     goes_on: bool = False
-    """It may go on from epoch to epoch: a restarted script makes its iterator before the first of them too."""
+    """It may continue from epoch to epoch: a restarted script makes its iterator before the first of them too."""
     given: int = 0
     """Batches that this process was given."""
     called: bool = False
@@ -55,13 +55,13 @@ class DataPass:
 
 @dataclass(frozen=True)
 class _Kept:
-    """An open pass of the record that this script goes on from."""
+    """An open pass of the record that this script continues from."""
 
     place: Place
     site: str
     trained: bool
     beside: bool
-    """It goes on beside the pass that asked last."""
+    """It continues beside the pass that asked last."""
 
     def written(self, number: int) -> dict[str, Any]:
         """For the next record."""
@@ -71,7 +71,7 @@ class _Kept:
 class DataCursor:
     """Passes are numbered in the order in which they begin, whichever loader they go over.
 
-    A restarted script begins the same passes again: those that were over are given nothing, the one that asked last goes on. Passes that
+    A restarted script begins the same passes again: those that were over are given nothing, the one that asked last continues. Passes that
     began within one that is over are not begun again, as those of `zip` or of an evaluation in the loop's body. If the passes do not tell
     what the steps were made of, the script's place is found again by its steps only.
     """
@@ -83,7 +83,7 @@ class DataCursor:
         self.batches = 0
         """Given to the script since its last step."""
         self.skipping = False
-        """The script was given no batch but what stands in for those of its time before a restart."""
+        """The script was given no batch except what stands in for those of its time before a restart."""
         self.gone_on = False
         """The script's library puts back by itself how far it is."""
         self.epoch = -1
@@ -116,16 +116,16 @@ class DataCursor:
         self._early: frozenset[int] = frozenset()
         """Passes that have given batches before the first epoch."""
         self._before = 0
-        """So many passes had been begun when the record was taken that this script goes on from."""
+        """So many passes had been begun when the record was taken that this script continues from."""
         self._kept: dict[int, _Kept] = {}
         self._back = -1
         """The pass that asked last then; -1: it has asked again."""
         self._goes_on_at: set[str] = set()
         """Where iterators are asked that were made before the first epoch."""
         self._gone_on: set[str] = set()
-        """Where iterators were asked that go on from epoch to epoch."""
+        """Where iterators were asked that continue from epoch to epoch."""
         self._beside: list[int] = []
-        """Passes of the record that go on beside the one that asked last, once they are asked."""
+        """Passes of the record that continue beside the one that asked last, once they are asked."""
 
     # -- passes --------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class DataCursor:
         self.skipping = False
 
     def step(self) -> bool:
-        """The script makes a step. Does it count for nothing, since it is of nothing but batches given again?"""
+        """The script makes a step. Does it count for nothing, since it is of nothing except batches given again?"""
         self._stepped = True
         if not self.batches and all(one.called for one in self._passes.values()):
             self._loose, self._again = True, False
@@ -231,7 +231,7 @@ class DataCursor:
             self._behind.setdefault(number, self.begun)
 
     def go_on(self) -> None:
-        """The script goes on at the pass under way by itself: it does not begin those that were finished again."""
+        """The script continues at the pass under way by itself: it does not begin those that were finished again."""
         self.gone_on = True
         self.begun = min(self._kept, default=self._before)
 
@@ -295,7 +295,7 @@ class DataCursor:
         return one.called and one.stepped and one.given > 0
 
     def goes_on_within(self, number: int) -> bool:
-        """Is a pass open that began in the body of this one, and goes on from batch to batch of it?"""
+        """Is a pass open that began in the body of this one, and continues from batch to batch of it?"""
         site = self._passes[number].site
         return any(one.within == number and one.site != site for one in self._passes.values())
 
@@ -322,7 +322,7 @@ class DataCursor:
 
     @property
     def has_beside(self) -> bool:
-        """Do passes of the record go on beside this one that were not asked yet?"""
+        """Do passes of the record continue beside this one that were not asked yet?"""
         return bool(self._beside)
 
     @property
@@ -335,7 +335,7 @@ class DataCursor:
     def begin_epoch(self, epoch: int, follows: bool = False) -> dict[str, Any] | None:
         """An epoch of `ps.epochs` begins, which `follows` another one of its loop, or the loop is over: `epoch` is below 0.
 
-        Returns where the script is in its data, as `load` takes it. None: a restart could not go on here, since it would run lines again
+        Returns where the script is in its data, as `load` takes it. None: a restart could not continue here, since it would run lines again
         that make steps. Or steps of the epoch may use what was read before.
         """
         runs_again, new = epoch >= 0 and not follows, self.begun > self._before
@@ -395,7 +395,7 @@ class DataCursor:
         }
 
     def _goes_on(self, one: DataPass) -> Place | None:
-        """Where it goes on after a restart; None: the lines that asked for its batches run again."""
+        """Where it continues after a restart; None: the lines that asked for its batches run again."""
         if one.number == self._asking:
             return one.place
         if one.number in self._early or (one.called and one.at_epoch is None):
@@ -406,7 +406,7 @@ class DataCursor:
         return _Kept(place, one.site, one.trained, one.within >= 0 and one.within == self._asking).written(one.number)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Before the first pass: go on from what `state` gave. Raises Refused on anything else."""
+        """Before the first pass: continue from what `state` gave. Raises Refused on anything else."""
         try:
             self._before, self._back = int(state["begun"]), int(state["asking"])
             self._kept = {
@@ -441,7 +441,7 @@ AFTER: Final = -1
 class EpochLoops:
     """Loops are numbered in the order in which they begin, epochs from 0 in each.
 
-    A restarted script begins the same loops again: those that were over are given nothing, the one that was under way goes on at its epoch.
+    A restarted script begins the same loops again: those that were over get nothing, the one that was under way continues at its epoch.
     `passes` are how many passes over data had begun at some moment.
     """
 
@@ -449,7 +449,7 @@ class EpochLoops:
         self.begun = 0
         self._loop = -1
         self._epoch = AFTER
-        """Of that loop, the one from which a restart goes on."""
+        """Of that loop, the one from which a restart continues."""
         self.under_way = -1
         """The loop that was asked last and is not over; -1: none is."""
         self._at: Mapping[str, Any] = NOWHERE
@@ -477,13 +477,13 @@ class EpochLoops:
         return self._kept_ends[number] if number < len(self._kept_ends) else None
 
     def was_at(self, number: int) -> tuple[int, int] | None:
-        """Where this loop goes on: its epoch, or AFTER, and the passes then; None if it begins at its beginning or was over before."""
+        """Where this loop continues: its epoch, or AFTER, and the passes then; None if it begins at its beginning or was over before."""
         return (self._kept_epoch, int(self.kept_at["begun"])) if number == self._kept_loop else None
 
     def give(self, number: int, epoch: int, passes: int, at: Mapping[str, Any] | None) -> None:
         """The script is given this epoch of a loop, or none: AFTER.
 
-        `at`: what `DataCursor.begin_epoch` gives; None: a restart cannot go on here, and does from the beginning before.
+        `at`: what `DataCursor.begin_epoch` gives; None: a restart cannot continue here, and does from the beginning before.
         """
         self.under_way = number
         if epoch == AFTER:
@@ -504,7 +504,7 @@ class EpochLoops:
         return {"loop": self._loop, "epoch": self._epoch, "at": dict(self._at), "ends": self._ends[: self._over]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Before the first loop: go on from what `state` gave. Raises Refused on anything else."""
+        """Before the first loop: continue from what `state` gave. Raises Refused on anything else."""
         try:
             self._kept_loop, self._kept_epoch, self.kept_at = int(state["loop"]), int(state["epoch"]), dict(state["at"])
             int(self.kept_at["begun"])
@@ -514,7 +514,7 @@ class EpochLoops:
 
 
 CHANGE = 0.01
-"""Part by which an estimate has changed before it is told again."""
+"""Part by which an estimate has changed before it is sent again."""
 
 
 class Totals:
@@ -529,18 +529,18 @@ class Totals:
         self._rounds: int | None = 0
         """Batches of this worker in the epoch's passes so far; None: a pass has no length."""
         self._skipped = self._given = 0
-        """Batches before the place where a restart has gone on, and those given since."""
+        """Batches before the place where a restart has continued, and those given since."""
         self._told: float | None = None
 
     def begin_epoch(self, epochs: int | None, epoch: int, clock: int) -> None:
-        """Epoch number `epoch` of `epochs` begins, or goes on after a restart. `clock`: steps that this worker has made."""
+        """Epoch number `epoch` of `epochs` begins, or continues after a restart. `clock`: steps that this worker has made."""
         follows = epochs == self._epochs and epoch == self._epoch + 1
         self._of_an_epoch = float(clock - self._began) if follows and clock > self._began and not self._skipped else None
         self._epochs, self._epoch, self._began = epochs, epoch, clock
         self._rounds, self._skipped, self._given = 0, 0, 0
 
     def begin_pass(self, rounds: int | None, place: int) -> None:
-        """A pass over so many batches of this worker begins, or goes on at its batch `place`."""
+        """A pass over so many batches of this worker begins, or continues at its batch `place`."""
         self._rounds = None if rounds is None or self._rounds is None else self._rounds + rounds
         self._skipped += place
 
@@ -562,7 +562,7 @@ class Totals:
         return max(clock, round(before + (self._epochs - self._epoch) * of_an_epoch))
 
     def news(self, clock: int) -> int | None:
-        """The total, if it is another than was told last."""
+        """The total, if it is another than was sent last."""
         if self.by_script or (found := self.total(clock)) is None:
             return None
         least = 0.0 if clock == self._began else CHANGE  # at an epoch's beginning it is known

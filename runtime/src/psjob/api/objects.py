@@ -385,7 +385,7 @@ def _is_hidden(value: Any) -> bool:
 
 
 def tell_hidden(hidden: Sequence[str], now: Found, then: Found) -> None:
-    """Say that what a restarted script has played otherwise than the lost one goes on in objects that cannot be put back.
+    """Say that what a restarted script has played otherwise than the lost one continues in objects that cannot be put back.
 
     `now` and `then` are values in objects of libraries, by function and path. Times differ from start to start.
     """
@@ -432,7 +432,7 @@ def tell_lost(name: str, thing: Any, when: str) -> None:
 
 
 def check_loops(loops: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> None:
-    """Raises Refused if the script has begun its loop further on, as one that goes on from a file of its own.
+    """Raises Refused if the script has begun its loop further on, as one that continues from a file of its own.
 
     By function and variable, the numbers at which `for` loops were as the script first asked for data.
     """

@@ -28,7 +28,7 @@ def pipeline(
 
     In a job of stages each worker runs its own, and the model is given to `psjob.attach` afterwards. Losses and gradients are the same
     bits for any cuts; docs/limits.md has the exceptions. A model built under `psjob.lazy()` gets its memory and first values here; in a
-    job a worker gives memory to its stage alone.
+    job a worker gives memory only to its stage.
 
     Args:
         model: what is trained. An nn.Sequential, or a model that only calls one, is cut without a change. Others are exported by
@@ -42,7 +42,7 @@ def pipeline(
         example: what the model takes, of one micro-batch: in a job, for a model that must be exported and for `cuts="auto"`.
 
     Returns:
-        A `Pipeline`: `step` makes forward and backward, `evaluate` a forward alone.
+        A `Pipeline`: `step` makes forward and backward, `evaluate` only a forward.
 
     Raises:
         Refused: where the script asks for what cannot be done. In a job this process ends with status 77 and the sentence.
@@ -171,7 +171,7 @@ class Pipeline:
         return {"steps": self._steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on at the step that `state_dict` told.
+        """Continue at the step that `state_dict` told.
 
         Args:
             state: of `state_dict`.

@@ -112,7 +112,7 @@ class ResumeRecorder:
                 each.go_on_with(type(optimizer), optimizer)
 
     def begin_epoch(self, again: torch.Tensor | None) -> None:
-        """An epoch begins: records hold this moment from now on. `again`: what a record holds of it, where the epoch goes on.
+        """An epoch begins: records hold this moment from now on. `again`: what a record holds of it, where the epoch continues.
 
         Raises Refused as `make` does.
         """
@@ -129,7 +129,7 @@ class ResumeRecorder:
 
         `step`: how many steps the script has made, where it is ahead of the updates; None: as many as there were updates.
 
-        Raises Refused where it is too large, or a value cannot be kept.
+        Raises Refused if it is too large, or a value cannot be kept.
         """
         ready, self._ready = self._ready, None
         clock = self._session.clock if step is None else step

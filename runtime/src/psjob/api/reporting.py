@@ -83,7 +83,7 @@ def step() -> int:
 def report(**numbers: float | int | torch.Tensor) -> None:
     """Tell the job numbers for its status and display.
 
-    Where several ranks report one name, rank 0's numbers are taken. Rank 0 also writes them, as `psjob/NAME`, to the runs of TensorBoard,
+    If several ranks report one name, rank 0's numbers are taken. Rank 0 also writes them, as `psjob/NAME`, to the runs of TensorBoard,
     MLflow and Weights & Biases that it has open. A call costs one small message; outside a job nothing.
 
     Args:
@@ -123,7 +123,7 @@ def _number(job: TrainingJob, name: str, value: Any) -> float:
 
 
 def checkpoint() -> None:
-    """Ask for a checkpoint soon, beside the ones by time and by steps; training goes on meanwhile. Nothing outside a job.
+    """Ask for a checkpoint soon, beside the ones by time and by steps; training continues meanwhile. Nothing outside a job.
 
     Example:
         >>> import psjob as ps

@@ -25,7 +25,7 @@ class LrScaling:
     """`pushes` is how many make an update, k. With `linear` the rate is k times the script's.
 
     In the first `warmup` steps it rises, the same amount at each, from a k-th of what it is afterwards: with `linear` from the script's
-    own. It follows from the step alone, so a worker that starts again has the same.
+    own. It follows only from the step, so a worker that starts again has the same.
     """
 
     pushes: int = 1
@@ -34,7 +34,7 @@ class LrScaling:
 
     @classmethod
     def of(cls, job: Config, optimizer: torch.optim.Optimizer) -> LrScaling:
-        """What the manifest asks for. Raises Refused where the optimizer has no learning rate to scale."""
+        """What the manifest asks for. Raises Refused if the optimizer has no learning rate to scale."""
         made = cls((job.workers - job.backup_workers) * job.processes, job.lr_scaling == "linear", job.warmup_steps)
         if (made.linear or made.warmup) and not all("lr" in group for group in optimizer.param_groups):
             raise Refused(
@@ -127,7 +127,7 @@ _GOES: Final[Mapping[str, _Goes]] = {
 
 
 def chosen_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
-    """The shards' rule: what the manifest names, else the optimizer's, else `reduce`. Raises Refused where none will do."""
+    """The shards' rule: what the manifest names, else the optimizer's, else `reduce`. Raises Refused if none will do."""
     rule, _ = optimizers.describe_optimizer(optimizer)
     name = type(optimizer).__name__
     check_kind(optimizer)
@@ -187,7 +187,7 @@ def _steps_alone(rule: str | None, job: Config) -> bool:
 
 
 def check_state_size(rule: str, blocks: int, workers: int) -> None:
-    """Raise Refused where a checkpoint's manifest could not list what the shards keep of each worker."""
+    """Raise Refused if a checkpoint's manifest could not list what the shards keep of each worker."""
     listed = blocks * workers * len(rules.named(rule).per_worker)
     if listed > MOST_LISTED:
         raise Refused(
@@ -215,7 +215,7 @@ def _outer_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
 
 
 def _named(wanted: str, like: str | None, optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
-    """The rule that the manifest names. Raises Refused where the script's optimizer, the mode or an option does not go with it."""
+    """The rule that the manifest names. Raises Refused if the script's optimizer, the mode or an option does not go with it."""
     goes = _GOES.get(wanted, _HEAVY)
     groups = optimizers.current_hyperparameters(optimizer) if like == goes.like else []
     odd = [group for group in groups if any(bool(group[name]) != there for name, there in goes.hyperparameters.items())]

@@ -82,7 +82,7 @@ def seeded_draws(seed: tuple[int, ...], parts: Iterable[Any]) -> Iterator[None]:
 
 
 def length(thing: Any) -> int:
-    """`len` of a loader or a sampler whose samplers of torch give all samples, not a rank's. Raises TypeError where there is none."""
+    """`len` of a loader or a sampler whose samplers of torch give all samples, not a rank's. Raises TypeError if there is none."""
     with _whole([part for part in nested_samplers(thing) if _is_torchs(part)]):
         return len(thing)
 
@@ -158,7 +158,7 @@ class Shuffled:
         self._count = count
 
     def order(self, seed: int, epoch: int) -> torch.Tensor:
-        """Raises Refused where it does not fit in memory."""
+        """Raises Refused if it does not fit in memory."""
         problem = (
             f"an order of {self._count} samples does not fit in memory; give the DataLoader RandomSampler(data, replacement=True, "
             "num_samples=…), which is drawn as it is needed"
@@ -250,7 +250,7 @@ def find(loader: Any) -> SampleOrder:
 
 
 def keeps_iterator(loader: Any) -> str | None:
-    """The attribute in which a loader keeps an iterator that goes on from pass to pass, if it only hands on what that gives."""
+    """The attribute in which a loader keeps an iterator that continues from pass to pass, if it only hands on what that gives."""
     name = next((name for name, value in vars(loader).items() if name != "_iterator" and isinstance(value, _BaseDataLoaderIter)), None)
     return name if name is not None and _hands_on(loader, name) else None
 

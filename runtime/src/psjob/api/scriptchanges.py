@@ -2,7 +2,7 @@
 
 - `WeightGuard`: weights that it changes between two steps. The shards hold the weights, so the next step would undo such a change.
 - `OwnGradients`: gradients that it changes between backward and step, where DDP has the mean; and sparse ones.
-- `LeftGradients`: gradients that a step has left, and that it goes on with in place of clearing them; and those that change after they
+- `LeftGradients`: gradients that a step has left, and that it continues with in place of clearing them; and those that change after they
   were clipped. No record holds them, so a script that was started again has none where the process before had some. And where the shards
   clip, those of the worker are as they were before. A script that clears them first never sees that; one that adds to them is refused.
 """
@@ -41,7 +41,7 @@ class Change:
 
 @dataclass
 class _Look:
-    """Where a parameter lies, and a view of some of its values."""
+    """If a parameter lies, and a view of some of its values."""
 
     place: int
     kind: tuple[torch.Size, torch.dtype, torch.device]
@@ -201,7 +201,7 @@ def _kind(kind: tuple[torch.Size, torch.dtype, torch.device]) -> str:
 
 
 class WeightGuard:
-    """Of an attached job. Where the workers step by themselves, or weights land while the script runs, it looks until the first step.
+    """Of an attached job. If the workers step by themselves, or weights land while the script runs, it looks until the first step.
 
     `refuse` ends the process with a sentence, and `carry_out` runs a call of the session.
     """
@@ -332,7 +332,7 @@ class OwnGradients:
 
 
 def dense(parameters: Sequence[torch.Tensor], names: Sequence[str], grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Sparse gradients as dense ones, of which the rules of the shards make the same step. That they are sent so is told."""
+    """Sparse gradients as dense ones, of which the rules of the shards make the same step. A log line says that they are sent so."""
     sparse = [row for row, g in enumerate(grads) if g is not None and g.layout is not torch.strided]
     size = sum(parameters[row].nbytes for row in sparse)
     advice.tell_once(

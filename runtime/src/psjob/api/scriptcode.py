@@ -262,7 +262,7 @@ def _running(frame: FrameType | None) -> list[object]:
 
 
 def keeps_count(iterator: object, chain: Sequence[Holder], own: Callable[[object], bool]) -> str:
-    """What in a chain of `holders` counts or keeps batches, so that it could not go on in the middle; empty: nothing.
+    """What in a chain of `holders` counts or keeps batches, so that it could not continue in the middle; empty: nothing.
 
     `own` are iterators that find their places by themselves.
     """
@@ -287,7 +287,7 @@ def _shows_progress(thing: object) -> bool:
 
 
 def count_on(counter: object, more: int) -> bool:
-    """Let an `enumerate` go on, as if it had counted `more` already. False: it is of another form than this Python's is known to be."""
+    """Let an `enumerate` continue, as if it had counted `more` already. False: it is of another form than this Python's is known to be."""
     if type(counter) is not enumerate:
         return False
     before = counter.__reduce__()[1][1]

@@ -1,7 +1,7 @@
 """Slices of a script's data: which samples make which batch, and which batch goes to which worker.
 
 - `Slices`, of a dataset with `__getitem__`. Of an epoch there is one order of samples, from (seed, epoch). The loader's batches are cut
-  from it. Batch j goes to rank j mod W of W workers, so every sample is seen once an epoch whatever W is. Where the last round has too few
+  from it. Batch j goes to rank j mod W of W workers, so every sample is seen once an epoch whatever W is. If the last round has too few
   batches, the ranks without one are given a batch of that epoch again, which counts for nothing (see `data.py`). An order without an end
   is drawn as it is needed.
 - `SampleStream`, of an IterableDataset. Each rank reads the whole stream, with the same seeds on all of them, and makes those batches that
@@ -51,7 +51,7 @@ class Slices:
         """Of this pass; None where it has no end that is known."""
 
     def batches(self, epoch: int) -> Sequence[Indices]:
-        """The batches of an epoch, those of all ranks; `order` tells them from others then. Raises ValueError where they have no end."""
+        """The batches of an epoch, those of all ranks; `order` tells them from others then. Raises ValueError if they have no end."""
         found = self._batches(epoch)
         if found is None:
             raise ValueError(f"{self._order.name} comes to no end")
@@ -344,7 +344,7 @@ class SampleStream:
         self.rounds: int | None = None
         """Of a pass, which are not known before its end."""
         self.first: int | None = None
-        """A checksum of the stream's first samples, which all ranks read; None where the pass went on in its middle."""
+        """A checksum of the stream's first samples, which all ranks read; None where the pass continued in its middle."""
 
     def facts(self) -> dict[str, Any]:
         """What tells this stream from others', once a batch was given."""

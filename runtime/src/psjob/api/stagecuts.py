@@ -48,7 +48,7 @@ class StageCuts:
     """By name of a parameter, the stages that use it."""
     buffers: Collection[str] | None = None
     piped: bool = False
-    """Gradients come from `pipe.step` alone."""
+    """Gradients come only from `pipe.step`."""
     memory: StageMemory | None = None
     """Of a lazy model."""
     late: Late | None = None
@@ -79,14 +79,14 @@ def stage_cuts_of(parts: Sequence[StagePart], stage: int, memory: StageMemory | 
 
 
 def remember(model: nn.Module, cuts: StageCuts) -> None:
-    """`attach` will be given this model. Raises Refused where another one was cut."""
+    """`attach` will be given this model. Raises Refused if another one was cut."""
     if _known:
         raise Refused("ps.pipeline was called twice; a job of stages trains one model")
     _known.append((model, cuts))
 
 
 def known_cuts(model: nn.Module, job: Config) -> StageCuts:
-    """How the model that is attached was cut. Raises Refused where a job of stages trains it without."""
+    """How the model that is attached was cut. Raises Refused if a job of stages trains it without."""
     if not job.stages:
         return WHOLE
     found = next((cuts for cut, cuts in _known if cut is model), None)
@@ -97,7 +97,7 @@ def known_cuts(model: nn.Module, job: Config) -> StageCuts:
 
 
 def clip_problem(job: Config, clip: GradientClip) -> str | None:
-    """Why a job of stages cannot clip a step so, and what to take. A stage that alone clips by norm would wait for ever for the others."""
+    """Why a job of stages cannot clip a step so, and what to take. A stage that clips by norm without the others would wait forever."""
     if not job.stages or clip.norm == job.max_grad_norm:
         return None
     if job.schedule == "pipedream":
@@ -142,7 +142,7 @@ def step_problem(cuts: StageCuts, optimizer: torch.optim.Optimizer, grads: Seque
 class StageMemory:
     """Of a model with tensors on the meta device, as one worker has it. Weights are pulled; what no shard holds is drawn here.
 
-    Raises ValueError for what cannot be drawn for one stage alone.
+    Raises ValueError for what cannot be drawn for only one stage.
     """
 
     def __init__(self, model: nn.Module, seed: int) -> None:
@@ -168,7 +168,7 @@ class StageMemory:
     def attached(self, table: Sequence[TensorSpec]) -> FirstBlocks:
         """The model is attached, with these parameters. Draw the stage's other tensors, which are not pulled.
 
-        Raises Refused where the script has set values since: the shards would be given others.
+        Raises Refused if the script has set values since: the shards would be given others.
         """
         tensors, pulled = self._tensors(), {row.name for row in table}
         for name in sorted(self._values.names):
@@ -203,7 +203,7 @@ class FirstBlocks:
         self._drawn: dict[str, torch.Tensor] = {}
 
     def fill(self, block: Block, pack: Pack) -> torch.Tensor:
-        """The block's first values, in the buffer of its pack. Raises Refused where they cannot be drawn."""
+        """The block's first values, in the buffer of its pack. Raises Refused if they cannot be drawn."""
         rows = frozenset(piece.tensor for piece in block.pieces)
         left = rows
         while left:
@@ -236,5 +236,5 @@ def check_first_values(of: StageMemory | None, model: nn.Module) -> None:
 
 
 def buffers_told(buffers: Collection[str] | None, of: StageMemory | None, initial: Collection[str]) -> Collection[str] | None:
-    """Of the buffers of a worker, those that a run's first record brings it: of a lazy model rank 0 gives its own stage's alone."""
+    """Of the buffers of a worker, those that a run's first record brings it: of a lazy model rank 0 gives only its own stage's."""
     return buffers if of is None or buffers is None else frozenset(buffers) & frozenset(initial)

@@ -320,7 +320,7 @@ class StageTurns:
         self._all(self.schedule.step())
 
     def step_boundary(self) -> None:
-        """The script stands between two steps: it could go on from here."""
+        """The script stands between two steps: it could continue from here."""
         step = self.schedule.stepped
         if step not in self._open:
             self._records[step] = self.job.records.make(self.job.cursor, step=step)
@@ -341,7 +341,7 @@ class StageTurns:
             self.job.carry_out(functools.partial(self._do, piece))
 
     def _do(self, piece: Work) -> None:
-        """Raises SessionEnd where a neighbour or a shard is waited for and the script's turn ends."""
+        """Raises SessionEnd if a neighbour or a shard is waited for and the script's turn ends."""
         match piece:
             case Forward():
                 self._forward(self._open[piece.batch], piece.micro)
@@ -424,7 +424,7 @@ class StageTurns:
         )
 
     def _check(self, batch: OpenBatch, place: int, sum_: Any) -> None:
-        """Raise Refused where the stage before was given another batch."""
+        """Raise Refused if the stage before was given another batch."""
         pipe = self.pipe
         if sum_ != batch.sum:
             other = pipe.place.config.stages.serving(pipe.stage - 1, place)
@@ -435,7 +435,7 @@ class StageTurns:
             )
 
     def _backward(self, batch: OpenBatch, place: int) -> None:
-        """Gradients of parameters that earlier stages have too go on to these, which add their own, as one process would."""
+        """Gradients of parameters that earlier stages have too continue to these, which add their own, as one process would."""
         pipe = self.pipe
         back: Grads | None = None
         sums: dict[str, torch.Tensor] = {}
@@ -598,7 +598,7 @@ class StagedPipeline:
     def step(self, x: Any, y: Any) -> torch.Tensor:
         """As `Pipeline.step`. Of the batch, which every worker is given, this worker's micro-batches count for the loss.
 
-        Where the job does not flush, the loss is that of the newest batch whose backwards are done here: 0 before there is one.
+        If the job does not flush, the loss is that of the newest batch whose backwards are done here: 0 before there is one.
         """
         job = self.attached()
         if job is None:

@@ -16,7 +16,7 @@ NAME: Final = "ps.state"
 
 
 class ScriptState:
-    """Attributes that a restart puts back. One a process, made by `psjob.state`."""
+    """Attributes that a restart puts back. One per process, made by `psjob.state`."""
 
     _used: Callable[[str], object]
     """Told before a value is read, assigned or deleted, which of these."""
@@ -91,7 +91,7 @@ _state = ScriptState()
 
 
 def the_state(used: Callable[[str], object] | None = None) -> ScriptState:
-    """The one of this process. `used` is told before a value is read, assigned or deleted, which of these."""
+    """The one of this process. `used` is called before a value is read, assigned or deleted, which of these."""
     if used is not None:
         object.__setattr__(_state, "_used", used)
     return _state

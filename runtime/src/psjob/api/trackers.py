@@ -1,4 +1,4 @@
-"""Trackers that a script has open are told what it reports to its job. None of them is imported here."""
+"""Trackers that a script has open get what it reports to its job. None of them is imported here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psjob.process import startup
 
 log = logging.getLogger(__name__)
 PREFIX: Final = "psjob/"
-"""Before the names of what is told, so that nothing of the script's own is overwritten."""
+"""Before the names of what is sent, so that nothing of the script's own is overwritten."""
 HAND_OVER_SECONDS: Final = 10.0
 """For trackers to write what they hold, before a process that is started again ends."""
 MLFLOW_MOST: Final = 1000
@@ -46,7 +46,7 @@ def _leave(module: str, error: Exception) -> None:
 def hand_over() -> dict[str, str]:
     """Before this process is started again in place: open trackers write what they hold.
 
-    Returns what the next start has in its environment, so that it goes on in the same runs.
+    Returns what the next start has in its environment, so that it continues in the same runs.
     """
     waiting: list[tuple[str, Callable[[], object]]] = []
     environ: dict[str, str] = {}
@@ -134,7 +134,7 @@ def _keep_mlflow(module: Any, environ: dict[str, str]) -> Callable[[], object]:
     run = module.active_run()
     if run is None:
         return lambda: None
-    # `start_run()` goes on in this one; a nested run begins anew below it.
+    # `start_run()` continues in this one; a nested run begins anew below it.
     environ["MLFLOW_RUN_ID"] = run.data.tags.get("mlflow.parentRunId", run.info.run_id)
     return lambda: _mlflow.drain(HAND_OVER_SECONDS)
 

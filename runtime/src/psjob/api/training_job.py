@@ -69,7 +69,7 @@ THROUGH = "through"
 
 
 class TrainingJob:
-    """The attached script: its models, optimizers and session. One a process."""
+    """The attached script: its models, optimizers and session. One per process."""
 
     def __init__(self, place: config.Place, pairs: Sequence[Pair], stateful: dict[str, Any], overlap: bool = False) -> None:
         model, optimizer = joined_pairs(pairs)
@@ -143,7 +143,7 @@ class TrainingJob:
         self._passed: dict[int, int] = {}
         """By identity of a dataset, the clock at its first pass."""
         self._fresh = True
-        """This process goes on from no other."""
+        """This process continues from no other."""
         self._files: ownfiles.Read | None = None
         """What the process before had read as it began to train, until this one stands at its place."""
         self.buffers = pairs[0].cuts.buffers
@@ -269,7 +269,7 @@ class TrainingJob:
             advice.tell_once("again", advice.AGAIN)
 
     def began(self) -> None:
-        """The script has begun to train. A plain loop that went on from files which its first start had not read begins again without."""
+        """The script has begun to train. A plain loop that continued from files which its first start had not read begins again without."""
         if self._files is not None and ownfiles.other(self._files) and not self.variables.by_epochs:
             self.refuse("")
 
@@ -352,7 +352,7 @@ class TrainingJob:
 
     @property
     def waits_at_its_place(self) -> bool:
-        """The script's place is known, but gradients wait, so that it could not go on from there."""
+        """The script's place is known, but gradients wait, so that it could not continue from there."""
         return self.places.known and self.pairs[0].cuts.late is None and self.waiting
 
     def _changed_since(self, then: Sequence[tuple[torch.Tensor | None, int]]) -> list[torch.Tensor]:
@@ -406,7 +406,7 @@ class TrainingJob:
         return self.loops.begun > 0 and self.loops.under_way < 0 and not self.places.batches
 
     def interrupt(self) -> None:
-        """The script has ended itself because of SIGTERM: it goes on where it is started again. Raises SystemExit."""
+        """The script has ended itself because of SIGTERM: it continues where it is started again. Raises SystemExit."""
         message = (
             "the script ended on SIGTERM with exit code 0 before its loop was over. It continues when it is started again. Without a "
             "handler of its own it would stop after a checkpoint"
@@ -672,7 +672,7 @@ class TrainingJob:
         if how in ("stopped", "lost", "fenced"):
             met = self.session.state.fenced_by
             leave_message({"ending": message, "fenced": {"start": met}} if how == "fenced" and met else {"ending": message})
-        if self.place.config_path and threading.current_thread() is not threading.main_thread():  # the script would go on behind the thread
+        if self.place.config_path and threading.current_thread() is not threading.main_thread():  # the script would go past the thread
             exits.finish(EXIT_OF[how])
         raise SystemExit(EXIT_OF[how])
 

@@ -44,7 +44,7 @@ script first asked for data.
 Of `alike` paths it is the function and path that lead to the same object. Of `lost` things it is the class, of `other` ones than at first
 the class and a checksum, and of `long` lists the length."""
 OFTEN: Final = 3
-"""Changes from one record to the next, after which the script is told."""
+"""Changes from one record to the next, after which the script is warned."""
 _CHANGEABLE: Final = (list, dict, set, deque, OrderedDict, Counter, defaultdict)
 _OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes that each module has."""
@@ -280,7 +280,7 @@ class Variables:
     def load_state_dict(self, state: Kept) -> None:
         """Put back what `state_dict` gave, in the functions of these names that are under way; all others to what they were at first.
 
-        Raises Refused where the record says that something else has changed, and this start has not made it again.
+        Raises Refused if the record says that something else has changed, and this start has not made it again.
         """
         if not state:
             return

@@ -24,7 +24,7 @@ RESERVE_BYTES = 16384
 def claim(folder: Path, term: int, owner: str) -> bool:
     """Claim `term` for the pod `owner`, durably; True when new, False when it was ours already.
 
-    Creates the folder where absent. Raises Fenced where a higher term is claimed, or this one by another; CheckpointProblem
+    Creates the folder where absent. Raises Fenced if a higher term is claimed, or this one by another; CheckpointProblem
     where the folder cannot be written.
     """
     disk.make_folder(folder)
@@ -70,7 +70,7 @@ def _write(fd: int, body: bytes) -> int:
 
 
 def _reserve(folder: Path) -> None:
-    """Keep room for the next claim, so that a run which has filled its volume can be taken over. Where there is none now, later."""
+    """Keep room for the next claim, so that a run which has filled its volume can be taken over. If there is none now, later."""
     path = folder / RESERVE
     if path.exists():
         return
@@ -88,7 +88,7 @@ def _release(folder: Path) -> bool:
 
 
 def check(folder: Path, term: int, owner: str | None = None) -> None:
-    """Raise Fenced where a higher term than `term` is claimed, or `term` itself by another pod than `owner`."""
+    """Raise Fenced if a higher term than `term` is claimed, or `term` itself by another pod than `owner`."""
     found = highest(folder)
     if found is None or found[0] < term:
         return

@@ -27,7 +27,7 @@ LARGE = 16 << 20
 """A file of so many bytes goes past the page cache where the file system can: its pages would be made, copied to and written back
 on cores that train."""
 SYNC_BYTES = 32 << 20
-"""Where it cannot, so much is dirty at a time."""
+"""If it cannot, so much is dirty at a time."""
 PAGE = 4096
 Moved = Callable[[int], None]
 """Told of bytes that were written or read. What it raises ends the transfer."""
@@ -37,7 +37,7 @@ _DIRECT: int = getattr(os, "O_DIRECT", 0)
 def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview], size: int = 0, moved: Moved | None = None) -> None:
     """Write `parts`, of about `size` bytes, to `folder/name`. Raises CheckpointProblem and what `moved` raises.
 
-    Whatever fails, the name and the temp file are removed again. Where even this fails, the error says that the file may be there.
+    Whatever fails, the name and the temp file are removed again. If even this fails, the error says that the file may be there.
     After a failed fsync the file is dropped and never synced again: a second call may lie.
     """
     check_name(name)
@@ -73,7 +73,7 @@ def rename_whole(folder: Path, name: str, to: str) -> None:
 
 @contextlib.contextmanager
 def _dropping(before: str, wanted: str, at: int, folder: Path) -> Iterator[list[str]]:
-    """A file passes from one name to another, and then `wanted` is put into the list. Where that fails, neither name stays.
+    """A file passes from one name to another, and then `wanted` is put into the list. If that fails, neither name stays.
 
     An OSError is told as a CheckpointProblem.
     """
@@ -102,7 +102,7 @@ def _stays(name: str, at: int) -> bool:
 
 
 def remove(folder: Path, names: Iterable[str]) -> list[str]:
-    """Remove files and make that durable; those that were there. Raises CheckpointProblem where one stays."""
+    """Remove files and make that durable; those that were there. Raises CheckpointProblem if one stays."""
     removed = []
     with opened_folder(folder) as at:
         for name in names:
@@ -134,7 +134,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Bytes that this user may still write there; None where that cannot be told."""
+    """Bytes that this user may still write there; None if that is not known."""
     try:
         with supervise.system_call():
             facts = os.statvfs(folder)

@@ -157,7 +157,7 @@ MAX_JSON_FILE = 64 << 20
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Where a tensor's bytes lie, from the start of the file, and their crc32."""
+    """If a tensor's bytes lie, from the start of the file, and their crc32."""
 
     offset: int
     length: int
@@ -303,7 +303,7 @@ def write_json(folder: Path, name: str, body: Any) -> FileFact:
 
 
 def read_json(path: Path, expect: FileFact) -> Any:
-    """What `write_json` was given. Raises Damage where a byte is another, or CheckpointProblem."""
+    """What `write_json` was given. Raises Damage if a byte is another, or CheckpointProblem."""
     raw = disk.read_small(path, MAX_JSON_FILE)
     found = (len(raw), zlib.crc32(raw))
     if found != (expect.bytes, expect.crc):
@@ -317,7 +317,7 @@ def read_json(path: Path, expect: FileFact) -> Any:
 def read_blocks(
     path: Path, wanted: Collection[str] | None = None, expect: FileFact | None = None, moved: disk.Moved | None = None
 ) -> dict[str, torch.Tensor]:
-    """The tensors named in `wanted` (None: all). Raises Damage where the file is not whole or not as `expect` says.
+    """The tensors named in `wanted` (None: all). Raises Damage if the file is not whole or not as `expect` says.
 
     Nothing is allocated before its bounds are checked against the file's true size.
     """
@@ -371,7 +371,7 @@ class Reader:
         self._name, self._fd, self._data, self._expect, self._moved = name, fd, data, expect, moved
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor of the file. Raises Damage where it is not there or not as expected."""
+        """A tensor of the file. Raises Damage if it is not there or not as expected."""
         if name not in self.entries:
             raise Damage(self._name, f"tensor {name}", f"{len(self.entries)} tensors without it")
         entry = self.entries[name]

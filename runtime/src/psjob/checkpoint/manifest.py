@@ -63,7 +63,7 @@ class RowPlaces:
 
     @classmethod
     def from_json(cls, obj: object) -> RowPlaces:
-        """Read what `to_json` gave. Raises ValueError, TypeError or KeyError where it is not whole."""
+        """Read what `to_json` gave. Raises ValueError, TypeError or KeyError if it is not whole."""
         if not isinstance(obj, Mapping):
             raise ValueError("places of rows are an object")
         return cls(
@@ -165,7 +165,7 @@ class Manifest:
         return [*self.files, *rows, *self.tables.values(), *(fact for fact in (self.records, self.buffers) if fact is not None)]
 
     def fact(self, name: str) -> FileFact:
-        """The facts of the file `name`. Raises Damage where the manifest does not list it."""
+        """The facts of the file `name`. Raises Damage if the manifest does not list it."""
         for fact in self.listed():
             if fact.name == name:
                 return fact
@@ -194,7 +194,7 @@ def newest(
 
     Not `whole`: its files need only be there, with their sizes; who reads one checks the bytes. Names in `passed` are not taken, nor those
     for which `also` raises CheckpointProblem. The second value says, one sentence each, what was passed over on the way.
-    Raises CheckpointProblem where the folder cannot be listed, or a file not be read: passing over it could lose durable steps.
+    Raises CheckpointProblem if the folder cannot be listed, or a file not be read: passing over it could lose durable steps.
     """
     problems: list[str] = []
     for _, _, name in reversed(listing(folder)):
@@ -224,7 +224,7 @@ def _there(path: Path, fact: FileFact) -> None:
 
 
 def is_over(folder: Path, run: str) -> bool:
-    """Has this run its final manifest? No file that it lists is looked at. Raises CheckpointProblem where the folder cannot be listed."""
+    """Has this run its final manifest? No file that it lists is looked at. Raises CheckpointProblem if the folder cannot be listed."""
     for _, _, name in reversed(listing(folder)):
         with contextlib.suppress(CheckpointProblem):
             made = read(folder, name)
@@ -490,7 +490,7 @@ def sweep_orphans(folder: Path, term: int, before: int) -> list[str]:
         try:
             made = read(folder, name)
         except Damage:
-            continue  # nobody can go on from it
+            continue  # nobody can continue from it
         except CheckpointProblem:
             return []
         runs.add(made.run)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class CheckpointProblem(Exception):
-    """Something could not be written or read. Training can go on; the text says what to change.
+    """Something could not be written or read. Training can continue; the text says what to change.
 
     `full`: for want of room, so that the same may succeed later.
     """

@@ -76,7 +76,7 @@ def read_admission(folder: Path, made: Manifest, shard: int) -> dict[str, dict[s
 
 
 def open_blocks(made: Manifest, tables: Mapping[int, AdmissionRows]) -> dict[int, set[int]]:
-    """By rank, the blocks that hold its push of the very clock at which it goes on; `tables` are those of the shards that wrote `made`.
+    """By rank, the blocks that hold its push of the very clock at which it continues; `tables` are those of the shards that wrote `made`.
 
     A worker that died in the middle of a push leaves it in some blocks. It comes again, and must not count there a second time.
     """
@@ -103,7 +103,7 @@ def _positions(bits: str, most: int) -> list[int]:
 
 
 def state_bytes(made: Manifest, indices: Iterable[int]) -> int:
-    """Bytes that `read_states` reads. Raises Damage where the manifest does not hold a block."""
+    """Bytes that `read_states` reads. Raises Damage if the manifest does not hold a block."""
     places = {place.index: place.file for place in made.blocks}
     sizes: dict[str, dict[str, int]] = {}
     total = 0
@@ -161,7 +161,7 @@ def _names(made: Manifest, rule: Rule, fact: FileFact) -> dict[int, list[str]]:
 
 
 def state_of(made: Manifest, place: BlockPlace, tensors: dict[str, torch.Tensor]) -> BlockState:
-    """The state of a block, whose tensors by name these are. Raises Damage where they are not what the manifest says."""
+    """The state of a block, whose tensors by name these are. Raises Damage if they are not what the manifest says."""
     block = made.layout.blocks[place.index]
     weights = tensors.pop(WEIGHTS)
     if weights.shape != (block.length,) or str(weights.dtype) != f"torch.{block.dtype}":
@@ -295,7 +295,7 @@ def packed(rows: Rows) -> torch.Tensor:
 
 
 def unpacked(spec: TableSpec, part: torch.Tensor) -> Rows:
-    """What `packed` was given. Raises ValueError where the words are not of such a table."""
+    """What `packed` was given. Raises ValueError if the words are not of such a table."""
     if part.dtype != torch.int32 or part.dim() != 2 or part.shape[1] != words_of(spec):
         raise ValueError(f"rows of {words_of(spec)} int32 words, found {part.dtype} of {tuple(part.shape)}")
     rows: Rows = {

@@ -19,7 +19,7 @@ class CodecError(ValueError):
 
 @dataclass(frozen=True)
 class CodecKey:
-    """Which push or answer this is: random choices follow from it alone, so both ends make the same ones."""
+    """Which push or answer this is: random choices follow only from it, so both ends make the same ones."""
 
     seed: int = 0
     clock: int = 0

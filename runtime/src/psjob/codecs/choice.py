@@ -1,7 +1,7 @@
 """What `auto` takes: the measured speed of a link decides.
 
 A codec pays where the bytes that it saves would be longer on the wire than it takes to encode and decode. Bytes saved ÷ those
-seconds is the speed below which it does. docs/compression.md has the measured figures. Where several pay, the steps between
+seconds is the speed below which it does. docs/compression.md has the measured figures. If several pay, the steps between
 them leave the more exact one in place until the next saves several times what it costs.
 """
 

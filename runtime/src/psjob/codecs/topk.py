@@ -32,7 +32,7 @@ class TopK:
         return ENTRY * most(length, ratio)
 
     def check_size(self, size: int, length: int, ratio: float) -> None:
-        """Fewer than k are allowed, not none: an empty body could not be told from no body."""
+        """Fewer than k are allowed, not none: an empty body would look like no body."""
         if size % ENTRY or not ENTRY <= size <= self.bound(length, ratio):
             limit = self.bound(length, ratio)
             raise CodecError(f"a topk body of {length} elements has {size} bytes, expected a multiple of {ENTRY} from {ENTRY} to {limit}")

@@ -107,7 +107,7 @@ def check_strategy(strategy: str, deadline: float) -> None:
 def connected(deadline: float) -> dist.ProcessGroup | None:
     """The group of all processes: the script's own, or one that the variables of torchrun describe; None for a single process.
 
-    Raises ValueError where the group cannot move host memory, PeerLost where the others do not come.
+    Raises ValueError if the group cannot move host memory, PeerLost where the others do not come.
     """
     if not dist.is_initialized():
         if contract.ENV_ROLE in os.environ:
@@ -231,7 +231,7 @@ class Replica:
         self._parameters = [p for given in optimizer.param_groups for p in given["params"]]
 
     def begin(self) -> None:
-        """Take rank 0's parameters and buffers. Raises ValueError where this rank's differ in name, shape, dtype or order."""
+        """Take rank 0's parameters and buffers. Raises ValueError if this rank's differ in name, shape, dtype or order."""
         names = {id(tensor): name for name, tensor in self._held.items()}
         shapes = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in self._held.items()]
         table = repr((shapes, [names[id(p)] for p in self._parameters]))
@@ -290,7 +290,7 @@ class PeerLost(RuntimeError):
 
 
 class Pending(Protocol):
-    """A transfer under way. `wait` raises RuntimeError where it fails or is not through in time."""
+    """A transfer under way. `wait` raises RuntimeError if it fails or is not through in time."""
 
     def wait(self, timeout: timedelta) -> object: ...
 
@@ -326,7 +326,7 @@ class PointToPoint:
 def run_schedule(schedule: Schedule, flat: torch.Tensor, transport: Transport, seconds: float) -> None:
     """Carry out this rank's moves on `flat` (1-D, contiguous, host memory), in place. Every rank of the schedule calls it.
 
-    Raises PeerLost where a transfer fails or takes longer than `seconds`.
+    Raises PeerLost if a transfer fails or takes longer than `seconds`.
     """
     rank, deadline = transport.rank, timedelta(seconds=seconds)
     spans = schedule.spans(flat.numel())

@@ -55,7 +55,7 @@ class Schedule:
     """What `ranks` processes do with a vector each, cut into chunks of these relative sizes.
 
     All moves of a step begin with what the step before left. No rank sends and receives one chunk in one step. What is added to one
-    chunk in one step is added in the order of the moves, so that the bits of a sum follow from the schedule alone.
+    chunk in one step is added in the order of the moves, so that the bits of a sum follow only from the schedule.
     """
 
     ranks: int

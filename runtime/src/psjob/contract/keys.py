@@ -1,6 +1,6 @@
 """What is derived from a run's keys (see `contract.KEYS`): keys of single processes, and proofs for the status port.
 
-All of it is HMAC with SHA-256 (RFC 2104). This file imports the standard library alone, so that the operator's copy (made by
+All of it is HMAC with SHA-256 (RFC 2104). This file imports only the standard library, so that the operator's copy (made by
 `make generate`) is the same text.
 """
 
@@ -40,7 +40,7 @@ def link(workers: bytes, ends: Mapping[int, int]) -> bytes:
 
 
 def masked(worker: bytes, link: bytes, ends: Mapping[int, int]) -> bytes:
-    """The key of a stream between workers as one of them is told it, and as it is again once it is masked again. `worker`: its own key."""
+    """The key of a stream between workers as one of them gets it, and as it is again once it is masked again. `worker`: its own key."""
     return bytes(one ^ other for one, other in zip(link, mac(worker, _ends(ends)), strict=True))
 
 
@@ -91,7 +91,7 @@ def lines(named: Mapping[str, bytes]) -> str:
 
 
 def read(text: str) -> dict[str, bytes]:
-    """The keys of a key file by name. Raises ValueError where it is none; the text of it holds no key."""
+    """The keys of a key file by name. Raises ValueError if it is none; the text of it holds no key."""
     found: dict[str, bytes] = {}
     for line in text.splitlines():
         name, _, digits = line.partition(" ")

@@ -298,8 +298,8 @@ class EmbeddingBag(RowModule):
 
         Args:
             ids: int64 or int32; a bag is a row of 2-D ids, or begins at one of `offsets` in 1-D ids.
-            offsets: where bags begin, for 1-D ids alone.
-            per_sample_weights: float32 factors in the shape of `ids`, for mode "sum" alone.
+            offsets: where bags begin, for only 1-D ids.
+            per_sample_weights: float32 factors in the shape of `ids`, only for mode "sum".
 
         Returns:
             One row a bag, float32 of shape [bags, embedding_dim].

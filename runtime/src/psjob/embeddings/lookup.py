@@ -167,13 +167,13 @@ class Lookup(torch.nn.Module, abc.ABC):
         return asked, position
 
     def flat(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids as a vector of int64 in this process's memory. Raises TypeError where they are no whole numbers."""
+        """Ids as a vector of int64 in this process's memory. Raises TypeError if they are no whole numbers."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise TypeError(f"ids of rows are whole numbers, got {ids.dtype}")
         return ids.detach().to("cpu", torch.int64).reshape(-1)
 
     def check(self, ids: torch.Tensor) -> None:
-        """Raise IndexError where one of `ids`, which are in ascending order, is no row."""
+        """Raise IndexError if one of `ids`, which are in ascending order, is no row."""
         count = self.num_rows
         if count is not None and len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < count:
             raise IndexError(f"ids go from {int(ids[0])} to {int(ids[-1])}, there are {count} rows")

@@ -130,7 +130,7 @@ def schedule_factor(group: Mapping[str, Any], attached: float) -> float:
 
 
 def spec_of(name: str, module: Lookup, rule: str, seed: int) -> TableSpec:
-    """The table of a module. Raises Refused where it cannot be."""
+    """The table of a module. Raises Refused if it cannot be."""
     options = module.options
     try:
         return TableSpec(
@@ -249,7 +249,7 @@ class Table(Lookup):
         num_rows: rows; None takes any int64 as an id.
         width: numbers of a row.
         combine: how a row takes a push: "sum", "max", "min", "or", "and", "count" (of pushes in which an element is not 0) or "logsumexp"
-            (float32 alone). A row that nobody has pushed is the combination of nothing: 0 for a sum, inf for a min.
+            (only float32). A row that nobody has pushed is the combination of nothing: 0 for a sum, inf for a min.
         dtype: torch.float32, or torch.int32, whose sums are exact; a sum that leaves int32 ends the job with a sentence.
         device: of what `pull` gives.
 

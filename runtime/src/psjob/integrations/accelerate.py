@@ -4,10 +4,10 @@ model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 model, optimizer = ps.attach(model, optimizer)        # or before prepare
 for batch in ps.shard(loader): ...
 
-Each worker is alone to torch, and so to Accelerate. Its objects ask `PartialState` for the rest, which tells them of the job here. Loaders
-stay whole: `psjob.shard` slices the one that is trained with, and every worker reads all of any other, such as one for evaluation. What is
-computed of it is gathered already, and so is what a script gathers between its loops. In a pass of `psjob.shard` workers have different
-batches: there values go by shard 0 to all.
+To torch, and so to Accelerate, each worker is the only process. Its objects ask `PartialState` for the rest, which names the job here.
+Loaders stay whole: `psjob.shard` slices the one that is trained with, and every worker reads all of any other, such as one for
+evaluation. What is computed of it is gathered already, and so is what a script gathers between its loops. In a pass of `psjob.shard`
+workers have different batches: there values go by shard 0 to all.
 """
 
 from __future__ import annotations

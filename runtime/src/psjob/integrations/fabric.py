@@ -77,7 +77,7 @@ def _all_gather(self: Any, tensor: torch.Tensor, group: Any = None, sync_grads: 
 
 
 def _barrier(self: Any, *given: Any, **named: Any) -> None:
-    """Only where the script itself asks: Fabric has barriers in `save` too, which scripts call on one rank."""
+    """Only if the script itself asks: Fabric has barriers in `save` too, which scripts call on one rank."""
     asks = sys._getframe(2)
     if asks.f_code.co_name == "rank_zero_first" or not str(asks.f_globals.get("__name__", "")).startswith("lightning."):
         barriers.everyone("fabric.barrier")

@@ -42,8 +42,8 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     """Trains a `LightningModule` in the job around the script; outside a job, as on one device.
 
     Each worker trains on its slice of the training data, and validates on all of the validation data. The mean gradient of all workers is
-    clipped with `gradient_clip_val`. `loss`, `lr` and what the module logs are reported to the job. Rank 0 alone saves and logs. After a
-    restart the loops go on at their batch.
+    clipped with `gradient_clip_val`. `loss`, `lr` and what the module logs are reported only to the job. Rank 0 saves and logs. After a
+    restart the loops continue at their batch.
 
     Args:
         device: where this worker trains; by default that of the Trainer's accelerator.
@@ -86,13 +86,13 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return self.global_rank == 0
 
     def setup_environment(self) -> None:
-        """Name the logs by the run of the job, so that they go on after a restart; Lightning numbers each start otherwise."""
+        """Name the logs by the run of the job, so that they continue after a restart; Lightning numbers each start otherwise."""
         super().setup_environment()
         if self._place is None or self.lightning_module is None:
             return
         if (
             self._place.begins_again
-        ):  # scripts ask for the newest checkpoint that they find in their folder; this start goes on from the job's
+        ):  # scripts ask for the newest checkpoint that they find in their folder; this start continues from the job's
             self.lightning_module.trainer._checkpoint_connector.resume_start = _nothing
         for logger in self.lightning_module.trainer.loggers:
             if type(logger).__name__ == "TensorBoardLogger" and logger._version is None:
@@ -184,7 +184,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return dict(super().load_checkpoint(checkpoint_path, weights_only=weights_only))
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """What a checkpoint of Lightning holds: on rank 0 alone, which writes it."""
+        """What a checkpoint of Lightning holds: only on rank 0, which writes it."""
         return dict(super().optimizer_state(optimizer)) if self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
@@ -249,7 +249,7 @@ class Loader:
 
 
 class Progress:
-    """Where a Trainer stands, as a restart puts it back."""
+    """If a Trainer stands, as a restart puts it back."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -267,7 +267,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what no loop counts; the loops went on by `go_on`."""
+        """Put back what no loop counts; the loops continued by `go_on`."""
         for config, kept in zip(self._trainer.strategy.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(kept)
         self._trainer.strategy.precision_plugin.load_state_dict(state["precision"])

@@ -33,7 +33,7 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
     """Makes a `Trainer` train in the job around the script; outside a job it does nothing.
 
     Each worker trains on its slice of the data. The mean gradient of all workers is clipped with `max_grad_norm`. `loss`, `lr` and what the
-    Trainer logs are reported to the job. Rank 0 alone saves and writes to trackers. After a restart the Trainer goes on at its step.
+    Trainer logs are reported only to the job. Rank 0 saves and writes to trackers. After a restart the Trainer continues at its step.
 
     Returns:
         What `Trainer(callbacks=[...])` takes.
@@ -79,7 +79,7 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
         optimizer: Any = None,
         **_others: Any,
     ) -> None:
-        """Model, optimizer and schedule are there: the job begins, or goes on."""
+        """Model, optimizer and schedule are there: the job begins, or continues."""
         if self._place is None:
             return
         if self._progress is None:
@@ -128,7 +128,7 @@ OWN: Final = ("_globalstep_last_logged", "_total_loss_scalar", "current_flos")
 
 
 class Progress:
-    """Where a Trainer stands, as a restart puts it back."""
+    """If a Trainer stands, as a restart puts it back."""
 
     counts_again = True
     """The Trainer counts the batches that stand for those of before, so that this is put back at its place only."""
@@ -223,7 +223,7 @@ RESUMES: Final = (
 
 
 def _from_the_job(original: Callable[..., Any], begins_again: bool) -> Callable[..., Any]:
-    """`Trainer.train`, which no file of the Trainer goes on from. Scripts that start again ask for the newest one in their folder."""
+    """`Trainer.train`, which no file of the Trainer continues from. Scripts that start again ask for the newest one in their folder."""
 
     def train(resume_from_checkpoint: Any = None, *rest: Any, **named: Any) -> Any:
         if resume_from_checkpoint and not begins_again:

@@ -1,6 +1,6 @@
 """One flat parameter space cut into blocks: which elements of which tensor lie where, and which shard owns them.
 
-The layout follows from the parameter table alone, never from the number of shards.
+The layout follows only from the parameter table, never from the number of shards.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TensorSpec:
     dtype: str
     group: int = 0
     stages: tuple[int, ...] = ()
-    """Stages of the model that use it, ascending: their workers alone push and pull it. Empty: every worker does."""
+    """Stages of the model that use it, ascending: only their workers push and pull it. Empty: every worker does."""
 
     @cached_property
     def numel(self) -> int:
@@ -69,7 +69,7 @@ class TensorSpec:
 
     @classmethod
     def from_json(cls, raw: Any) -> TensorSpec:
-        """Read what `to_json` wrote. Raises KeyError or TypeError where it is no such object; `check_table` looks at the values."""
+        """Read what `to_json` wrote. Raises KeyError or TypeError if it is no such object; `check_table` looks at the values."""
         return cls(raw["name"], tuple(raw["shape"]), raw["dtype"], raw["group"], tuple(raw.get("stages", ())))
 
 
@@ -153,7 +153,7 @@ class Layout:
         return tuple(block for block in self.blocks if not (own := self.stages_of(block)) or stage in own)
 
     def pieces_of(self, tensor: int) -> list[tuple[Block, Piece]]:
-        """Where a row of the table lies, in the order of its elements."""
+        """If a row of the table lies, in the order of its elements."""
         return self._pieces[tensor]
 
     @cached_property
@@ -285,7 +285,7 @@ def _usual(total: int) -> int:
 
 
 def _edge(cap: int, dtype: str) -> int:
-    """Where a tensor may be cut, in elements: at whole pages once these are small beside a block."""
+    """If a tensor may be cut, in elements: at whole pages once these are small beside a block."""
     page = PAGE_BYTES // SIZES[dtype]
     return page if cap >= 16 * page else EDGE
 

@@ -144,7 +144,7 @@ class LentSpan:
 
     @classmethod
     def of(cls, layout: Layout, page: int) -> LentSpan:
-        """Blocks one after the other; those of one tensor leave no gap where all but its last are whole pages."""
+        """Blocks one after the other; those of one tensor leave no gap where all except its last are whole pages."""
         offsets = []
         at = 0
         for block in layout.blocks:

@@ -16,7 +16,7 @@ _whole_at_a_time = threading.Lock()
 
 
 class Pack:
-    """`flat` is 1-D of the block's length and dtype; `table` the rows that the block's pieces name. Raises ValueError where they differ."""
+    """`flat` is 1-D of the block's length and dtype; `table` the rows that the block's pieces name. Raises ValueError if they differ."""
 
     def __init__(self, block: Block, flat: torch.Tensor, table: Sequence[TensorSpec]) -> None:
         if flat.shape != (block.length,) or str(flat.dtype) != f"torch.{block.dtype}":
@@ -37,7 +37,7 @@ class Pack:
                 self._parts.append((piece.tensor, slice(piece.tensor_offset, piece.tensor_offset + piece.length), view))
         self._even = None if self._parts else _even(flat, [table[piece.tensor].shape for piece in block.pieces])
         self._lying: tuple[list[int], list[memoryview]] = ([], [])
-        """Where the tensors of a block of whole tensors lay when they were last asked for, and their bytes there."""
+        """If the tensors of a block of whole tensors lay when they were last asked for, and their bytes there."""
 
     def direct(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """The block's elements as they lie in `tensors`, 1-D and not copied; None where they are not one piece of this host's memory."""

@@ -1,4 +1,4 @@
-"""Modes: which pushes count, and who may go on. Pure."""
+"""Modes: which pushes count, and who may continue. Pure."""
 
 from typing import Any, Final, Protocol
 

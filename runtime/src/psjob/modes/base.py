@@ -1,4 +1,4 @@
-"""What a mode decides: which pushes count, together and now, and who may go on. Pure; one object serves shard, simulator and reference.
+"""What a mode decides: which pushes count, together and now, and who may continue. Pure; one object serves shard, simulator and reference.
 
 A mode decides once for a whole push (every block of a worker's clock). So an update by some of the workers is by the same ones in every
 block. A *version* is a number of updates. The *staleness* of a push is the updates between the weights it was computed on and now.
@@ -96,7 +96,7 @@ class ServedMode(Mode, Protocol):
     def version_for(self, clock: int) -> int:
         """What a block must have come to before it answers a push of `clock`: a version where `ahead` is 0, else a step that may begin.
 
-        Where the mode is decided, see `Decided`.
+        If the mode is decided, see `Decided`.
         """
         ...
 

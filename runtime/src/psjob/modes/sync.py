@@ -1,4 +1,4 @@
-"""Sync: an update is the mean over every worker that is there; nobody goes on before it (BSP)."""
+"""Sync: an update is the mean over every worker that is there; nobody continues before it (BSP)."""
 
 from __future__ import annotations
 

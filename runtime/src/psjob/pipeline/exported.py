@@ -129,7 +129,7 @@ Points = Sequence[tuple[str, SplitPoint]]
 
 
 def exported_parts(model: nn.Module, points: Points, example: Arguments) -> list[StagePart]:
-    """The parts of `model` between `points`. Raises ValueError where it cannot be exported, or a part would be empty."""
+    """The parts of `model` between `points`. Raises ValueError if it cannot be exported, or a part would be empty."""
     graphs = _Graphs(model, points)
     graphs.of(example)
     return [ExportedPart(index, graphs) for index in range(len(points) + 1)]
@@ -198,7 +198,7 @@ class _Graphs:
     model: nn.Module
     points: Points
     known: dict[int, _Graph] = field(default_factory=dict)
-    """By number, in the order in which they were made. A number depends on shapes alone, so that workers call one graph by one number."""
+    """By number, in the order in which they were made. A number depends only on shapes, so that workers call one graph by one number."""
 
     def __post_init__(self) -> None:
         self.parameters = frozenset(name for name, _ in self.model.named_parameters())

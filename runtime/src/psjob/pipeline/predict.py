@@ -22,7 +22,7 @@ from psjob.rules.stale import compensate, divide_by_gap, follow_mean_square
 
 
 def momentum_ahead(weights: torch.Tensor, buffer: torch.Tensor, lr: float, momentum: float, delay: int) -> torch.Tensor:
-    """Where SGD's momentum alone leads in `delay` updates: w - lr (γ - γ^(τ+1))/(1-γ) v.
+    """The weights to which SGD's momentum leads in `delay` updates: w - lr (γ - γ^(τ+1))/(1-γ) v.
 
     The sum of τ steps of torch's SGD with zero gradients. FTPipe, `weight_prediction/sgd.py` (Eliad et al., ATC 2021).
 
@@ -51,7 +51,7 @@ def adam_ahead(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> torch.Tensor:
-    """Where Adam's first moment alone leads in len(lrs) updates, the second moment staying as it is.
+    """The weights to which Adam's first moment leads in len(lrs) updates, the second moment staying as it is.
 
     Subtracts lr_i β1^i m / (1 - β1^(t+i)) / (sqrt(v / (1 - β2^(t+i))) + eps) for i = 1..τ. FTPipe, `weight_prediction/adam.py`.
 
@@ -163,7 +163,7 @@ RULES = ("sgd", "adam")
 def from_step(
     rule: str, before: torch.Tensor, after: torch.Tensor, step: int, hyperparameters: Mapping[str, float | bool], delay: int
 ) -> torch.Tensor:
-    """As `momentum_ahead` and `adam_ahead`, from the last update alone: for who has the weights and not the optimizer's state.
+    """As `momentum_ahead` and `adam_ahead`, only from the last update: for who has the weights and not the optimizer's state.
 
     SGD's last step is -lr v. Adam's is -lr m / (1 - β1^t) / (sqrt(v / (1 - β2^t)) + ε), and each later one differs by a factor, where ε
     is small beside the denominator.

@@ -52,7 +52,7 @@ def updates_before(stage: int, replicas: Sequence[int], microbatches: int, minib
     """Updates that stage `stage` has made before the forward of micro-batch `micro` of minibatch `minibatch`, in 1F1B without flush.
 
     floor(max(i - w, 0) / m): a replica makes m = M / r_k micro-batches of each minibatch, and this one is its i-th of all. Before that
-    forward it has made all but w = `warm_up` of the backwards.
+    forward it has made all except w = `warm_up` of the backwards.
 
     Raises:
         ValueError: as `warm_up` and `of_each`.
@@ -77,7 +77,7 @@ def double_buffered(stages: int, microbatches: int) -> int:
 
 
 def check_shared(owners: Mapping[str, Sequence[int]], delays: Sequence[int], one_delay: str) -> None:
-    """Raise ValueError where stages that share a parameter have different delays: two updates would mix.
+    """Raise ValueError if stages that share a parameter have different delays: two updates would mix.
 
     `owners` are the stages of each parameter by name; `one_delay` says what to take where that is so.
     """
@@ -91,7 +91,7 @@ def check_shared(owners: Mapping[str, Sequence[int]], delays: Sequence[int], one
 
 
 def of_each(replicas: int, microbatches: int) -> int:
-    """The micro-batches of an update that each replica of a stage makes, without flush. Raises ValueError where it is no whole number."""
+    """The micro-batches of an update that each replica of a stage makes, without flush. Raises ValueError if it is no whole number."""
     if microbatches % replicas:
         raise ValueError(
             f"microbatches is {microbatches}, which {replicas} workers of a stage cannot share evenly; without flush it must be a multiple "
@@ -159,7 +159,7 @@ class TrainingWay(Protocol):
 class Flush:
     """All micro-batches of an update are finished before the next begins: the gradient of one process, no delay.
 
-    `schedule` is "1f1b" or "gpipe". `recompute` keeps inputs alone and runs the forward again in the backward.
+    `schedule` is "1f1b" or "gpipe". `recompute` keeps only inputs and runs the forward again in the backward.
     """
 
     schedule: str = "1f1b"

@@ -48,15 +48,15 @@ Finish = Callable[[Any], torch.Tensor]
 
 
 class ChangedInPlace(RuntimeError):
-    """Weights under a graph whose backward is to come are not what they were: a gradient would be wrong in silence."""
+    """Weights under a graph whose backward is to come are not what they were: a gradient would be wrong silently."""
 
 
 class StageRun:
     """One stage. `load` gives it weights, `forward` and `backward` use them.
 
     The graph of a forward is what keeps its weights. `load` takes fresh tensors for each version, and nothing writes into them until
-    the backwards of all forwards on them are done. With `recompute` a forward keeps its inputs alone, and its backward runs it again on
-    the weights that were loaded last. Buffers such as BatchNorm's statistics change in the first run alone.
+    the backwards of all forwards on them are done. With `recompute` a forward keeps only its inputs, and its backward runs it again on
+    the weights that were loaded last. Buffers such as BatchNorm's statistics change only in the first run.
 
     Args:
         part: what is run.

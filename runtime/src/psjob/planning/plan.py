@@ -68,7 +68,7 @@ class PipelineWay:
     accumulate: int = 1
     """Flushes (micro-batches of a replica, without a flush) whose gradients are one push."""
     recompute: bool = False
-    """Keep the inputs of a stage alone, and run its forward pass again before the backward pass; never in the last stage."""
+    """Keep the inputs of only a stage, and run its forward pass again before the backward pass; never in the last stage."""
 
     @property
     def flushes(self) -> bool:

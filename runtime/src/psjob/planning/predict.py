@@ -65,7 +65,7 @@ class PlanBound:
     pace: float
     """Way.paced of the busiest stage, port or loop."""
     update: float
-    """Seconds of the longest push and pull after a flush; without a flush they go on meanwhile, and are in `pace`."""
+    """Seconds of the longest push and pull after a flush; without a flush they continue meanwhile, and are in `pace`."""
 
     def seconds(self, way: PipelineWay) -> float:
         """Of a step with a flush; without one, between two micro-batches."""

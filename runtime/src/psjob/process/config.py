@@ -148,7 +148,7 @@ class Keys:
 
     @property
     def own(self) -> bytes:
-        """What this process proves with who it is. Raises Refused where it has nothing."""
+        """What this process proves with who it is. Raises Refused if it has nothing."""
         if not (self.worker or self.shard):
             raise Refused("this process has no key of its run; it was not started by an operator or by psjob run of this version")
         return self.worker or self.shard
@@ -183,7 +183,7 @@ class Place:
     checkpoints: Path | None
     min_step: int
     config_path: str = ""
-    """Where the config lies: what a running job is told is in it."""
+    """Where the config lies: changes of a running job are in it."""
     keys: Keys = NO_KEYS
     encryption: Encryption = PLAIN
     local: int = 0
@@ -193,7 +193,7 @@ class Place:
 
     @property
     def begins_again(self) -> bool:
-        """Has another process of this worker trained before, in this run or in the one that it goes on from?"""
+        """Has another process of this worker trained before, in this run or in the one that it continues from?"""
         return self.number > 1 or self.rewinds > 0 or self.config.checkpoint.resume_from is not None
 
     @property
@@ -300,7 +300,7 @@ def _keys(path: str, role: str, index: int, problems: list[str]) -> Keys:
 
 
 def read_keys(path: str, role: str, index: int) -> Keys:
-    """The keys in that file. Raises ValueError where it lacks what a process of this place needs; the text holds no key."""
+    """The keys in that file. Raises ValueError if it lacks what a process of this place needs; the text holds no key."""
     with Path(path).open("rb") as file:
         found = keys.read(file.read(MOST_KEY_BYTES).decode("ascii"))
     needed = {"worker"} if role == "worker" else {"shard", "workers", "questions"} | ({"shards"} if index == 0 else set())
@@ -339,7 +339,7 @@ def _encryption(word: str, key_file: Path, role: str, index: int, problems: list
 def encryption_of(word: str, authority: Path, certificate: Path | None) -> Encryption:
     """`authority`: the PEM file of the run's CA; `certificate`: of a shard, its private key and its certificate in one PEM file.
 
-    Raises OSError where a file cannot be read, and ssl.SSLError, which is one, where it is none of the kind.
+    Raises OSError if a file cannot be read, and ssl.SSLError, which is one, where it is none of the kind.
     """
     if word == "none":
         return Encryption()

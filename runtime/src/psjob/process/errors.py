@@ -4,7 +4,7 @@ Of an error that nobody catches a script's author sees the lines of the script a
 
 - An error of a dataset, a sampler or a collate function comes through psjob's loader. One that psjob raises for a wrong argument ends in
   psjob. Of both psjob's own lines are left out. An error that psjob did not mean to raise keeps all lines.
-- What a script has left in of DDP or Horovod is told below the error that it makes: psjob starts no process group, and wraps no model.
+- What a script has left in of DDP or Horovod is named below the error that it makes: psjob starts no process group, and wraps no model.
 
 `package_folders` are the folders of packages that a script imports and did not write: what is defined there is not the script's.
 """
@@ -129,7 +129,7 @@ def refuse(message: str) -> NoReturn:
 
 
 def users_line() -> str:
-    """Where the script is, such as `train.py:12`: the innermost line that is its own; empty in a thread without one."""
+    """If the script is, such as `train.py:12`: the innermost line that is its own; empty in a thread without one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(("<frozen", *package_folders())):
         frame = frame.f_back

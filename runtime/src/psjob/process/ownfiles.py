@@ -1,4 +1,4 @@
-"""Files that a script reads before it trains, such as a snapshot that it goes on from by itself.
+"""Files that a script reads before it trains, such as a snapshot that it continues from by itself.
 
 psjob puts back what a script had, so one that is started again needs no snapshot. One of a later time leads it past its place. Then the
 worker begins again, and files that it had not read the first time are left out. They are not there for the script until it stands at its

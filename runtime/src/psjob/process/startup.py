@@ -51,7 +51,7 @@ def begin_worker(environ: MutableMapping[str, str]) -> None:
 
 
 def one_run(run: str, environ: MutableMapping[str, str]) -> None:
-    """Let a worker that starts again go on in its W&B run. One that the script names itself is left."""
+    """Let a worker that starts again continue in its W&B run. One that the script names itself is left."""
     if "WANDB_RUN_ID" not in environ:
         environ["WANDB_RUN_ID"] = run
         environ.setdefault("WANDB_RESUME", "allow")
@@ -69,7 +69,7 @@ def spare_the_compiler() -> None:
 
 
 MARK = "__dynamo_disable"
-"""Where torch keeps the compiler's form of a method, once it has one."""
+"""If torch keeps the compiler's form of a method, once it has one."""
 
 
 def _direct(plain: Callable[..., Any]) -> Callable[..., Any]:

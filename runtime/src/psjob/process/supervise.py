@@ -67,7 +67,7 @@ def timer(seconds: float, target: Callable[..., None], name: str, *args: Any) ->
 
 
 def thread_broken(name: str, error: BaseException) -> None:
-    """A thread met what it did not expect. Where the process is not guarded (tests share one), it is only logged."""
+    """A thread met what it did not expect. If the process is not guarded (tests share one), it is only logged."""
     sentence = thread_error(name, error)
     log.error("%s\n%s", sentence, "".join(traceback.format_exception(error)))
     if _end is not None:
@@ -107,7 +107,7 @@ class ThreadPulse:
         self._resting: str | None = "not begun"
 
     def beat(self) -> None:
-        """Work goes on."""
+        """Work continues."""
         self._beaten = time.monotonic()
         self._resting = None
 

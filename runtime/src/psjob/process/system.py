@@ -92,7 +92,7 @@ OWN_FILES = 640
 
 
 def open_files(workers: int, streams: int, shards: int) -> int:
-    """Raise RLIMIT_NOFILE to its hard limit; the limit then. Raises Refused where a shard of such a job needs more."""
+    """Raise RLIMIT_NOFILE to its hard limit; the limit then. Raises Refused if a shard of such a job needs more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

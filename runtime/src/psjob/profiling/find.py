@@ -32,7 +32,7 @@ def model_parts(model: nn.Module, shares: Shares) -> Parts:
     """Modules of which none is inside another, by their names in `named_modules()`. Raises Unfound."""
     shut: set[str] = set()
     opened = {""}
-    for name, part in model.named_modules():  # the pass may call nothing but what lies in lists
+    for name, part in model.named_modules():  # the pass may call nothing except what lies in lists
         if name and name.rpartition(".")[0] in opened and isinstance(part, (nn.ModuleList, nn.ModuleDict)):
             opened.add(name)
     if not any(True for _ in model.children()):

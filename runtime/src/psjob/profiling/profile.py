@@ -226,7 +226,7 @@ def clock(device: torch.device) -> Meter:
 
 
 def forward(found: Found, parts: Mapping[str, nn.Module], meter: Meter, *hooks: Callable[[int], None]) -> Passed:
-    """Run the forward pass, the loss with it where there is one. `hooks` are told the number of each event. Raises Unfound."""
+    """Run the forward pass, the loss with it where there is one. `hooks` get the number of each event. Raises Unfound."""
     events: list[PartBegan] = []
 
     def began(name: str) -> Callable[..., None]:

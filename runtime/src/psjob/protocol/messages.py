@@ -370,7 +370,7 @@ class ShardRestored:
 
 @dataclass(frozen=True)
 class AckedDoubted:
-    """A worker says that a shard has acknowledged more of its clocks than the shard was told can be."""
+    """A worker says that a shard has acknowledged more of its clocks than the shard knows of."""
 
     shard: int
 
@@ -501,7 +501,7 @@ class NormMeasured:
 
 @dataclass(frozen=True)
 class WorkersAwaited:
-    """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of shard 0 alone."""
+    """Answers of a shard wait for a push of these workers, so many seconds already. `clocks`: complete clocks by rank, of only shard 0."""
 
     shard: int
     seconds: Mapping[int, float]

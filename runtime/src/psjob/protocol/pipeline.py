@@ -4,11 +4,11 @@ Any process may be lost at any moment, and another one takes its place at the st
 it gave of a step until the neighbour says that it is at a later one. A new process of the neighbour is given it again. What comes
 twice is dropped. With flush the same step from the same weights gives the same values; without, what came first counts.
 
-A worker *stands* at the first step whose update its stage has not made. Where a job flushes after each step, it works on that step
-alone, is one step ahead of a neighbour at most, and frames of two steps are held. Where it does not, a worker works on up to `ahead`
+A worker *stands* at the first step whose update its stage has not made. If a job flushes after each step, it works on that step
+only, is one step ahead of a neighbour at most, and frames of two steps are held. If it does not, a worker works on up to `ahead`
 steps beyond, and so many more are held.
 
-Where two neighbours are lost together, one may come back at the next step while the other still needs what it gave in this one. Its
+If two neighbours are lost together, one may come back at the next step while the other still needs what it gave in this one. Its
 weights are others by now, and its update of that step is made. Then all go back to the last checkpoint.
 """
 
@@ -122,7 +122,7 @@ class StageExchange(Generic[P]):
         return [Give(other, key, payload)] if other in self.linked else []
 
     def take(self, key: Key) -> P:
-        """What a neighbour gave of a micro-batch. Raises KeyError where it has not come."""
+        """What a neighbour gave of a micro-batch. Raises KeyError if it has not come."""
         payload = self._came.pop(key)
         self._taken.add(key)
         return payload

@@ -45,7 +45,7 @@ class _Outgoing:
         self.asked = self.known = False
         self.window = PIECE
         self.flights: deque[tuple[int, float]] = deque()
-        """Where each piece that is not confirmed ends, and when it was sent."""
+        """If each piece that is not confirmed ends, and when it was sent."""
 
 
 class RecordsOut:
@@ -133,7 +133,7 @@ class RecordIn:
     def take(self, record: RecordId, offset: int, data: bytes | bytearray) -> bytes | None:
         """A piece has come; the whole record where this made it whole, or only asked for one that is whole.
 
-        Another record replaces the one that was coming. Data that does not go on where the last one ended is left out.
+        Another record replaces the one that was coming. Data that does not continue where the last one ended is left out.
         """
         if record != self.id:
             self.id, self._body, self._whole = record, bytearray(), None
@@ -188,7 +188,7 @@ class RecordsOnStream:
         return RecordDelta(begin, zlib.crc32(record), len(record), record[begin : len(record) - end])
 
     def take(self, delta: RecordDelta) -> bytes:
-        """The record of a delta that came. Raises ValueError where it does not go with the record before."""
+        """The record of a delta that came. Raises ValueError if it does not go with the record before."""
         last, end = self.last, delta.size - delta.begin - len(delta.data)
         if last is None or delta.begin < 0 or end < 0 or delta.begin + end > len(last):
             raise ValueError(f"a record of {delta.size} bytes as a change of one of {None if last is None else len(last)}")

@@ -1,1 +1,1 @@
-"""The resume record: what a worker needs to go on where it stood."""
+"""The resume record: what a worker needs to continue where it stood."""

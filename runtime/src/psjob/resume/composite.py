@@ -20,7 +20,7 @@ def join_records(records: Sequence[bytes]) -> bytes:
 
 
 def split_records(blob: bytes) -> list[bytes]:
-    """What `join_records` was given; a record of one process is alone. Raises ValueError for a composite that is damaged."""
+    """What `join_records` was given; a record of only one process is. Raises ValueError for a composite that is damaged."""
     if blob[:4] != MAGIC:
         return [blob]
     if len(blob) < 8 or not 1 <= (count := _COUNT.unpack_from(blob, 4)[0]) <= MOST or len(blob) < 8 + 8 * count:
@@ -40,7 +40,7 @@ SMALL = 64 << 10
 
 
 class RecordMaker:
-    """Of one process. Processes meet at steps alone: a record of any moment between two of them is a place to go on from."""
+    """Of one process. Processes meet only at steps: a record of any moment between two of them is a place to continue from."""
 
     def __init__(self) -> None:
         self.wanted = False

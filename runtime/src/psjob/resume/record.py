@@ -1,4 +1,4 @@
-"""The resume record: what a worker needs to go on at its last batch as if nothing had happened.
+"""The resume record: what a worker needs to continue at its last batch as if nothing had happened.
 
 It holds the data cursor, the random generators, the model's buffers, the optimizer's numbers, and the state_dict of all that
 was given to `attach`. As bytes it is JSON with tags and a safetensors part: nothing in it can run.
@@ -66,7 +66,7 @@ def capture(
     beginning: torch.Tensor | None = None, built: BuiltBuffers | None = None,
 ) -> ResumeRecord:  # fmt: skip
     """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before
-    training goes on. `only`: names of the buffers that it holds; None: all. `built`: the buffers that the model was attached with."""
+    training continues. `only`: names of the buffers that it holds; None: all. `built`: the buffers that the model was attached with."""
     held = {name: buffer.detach() for name, buffer in members.named_buffers(model) if only is None or name in only}
     if built is not None:
         held |= {name: buffer for name, buffer in built.shared(held).items() if only is None or name in only}
@@ -152,7 +152,7 @@ def verify_round_trip(stateful: Mapping[str, Any]) -> list[str]:
 
 
 def pack(record: ResumeRecord) -> bytes:
-    """One blob: magic, format, length of the JSON, JSON, safetensors. Raises Refused where a value cannot be kept."""
+    """One blob: magic, format, length of the JSON, JSON, safetensors. Raises Refused if a value cannot be kept."""
     return RecordPacker().pack(record)
 
 
@@ -201,7 +201,7 @@ class RecordPacker:
 def unpack(blob: bytes) -> ResumeRecord:
     """The record of a blob, of several processes that of the first; nothing in it can run code.
 
-    Raises ValueError with a sentence on anything but what `pack` gave.
+    Raises ValueError with a sentence on bytes that `pack` did not give.
     """
     return decode_record(*_parts(blob))
 
@@ -275,7 +275,7 @@ def _is_number(value: object) -> bool:
 
 
 def _dumps(value: Any, tensors: list[torch.Tensor], path: str = "") -> str:
-    """JSON with tags; tensors are appended. Raises Refused where a value cannot be kept."""
+    """JSON with tags; tensors are appended. Raises Refused if a value cannot be kept."""
     try:
         return _ENCODER.encode(tagged.encode_value(value, tensors, path))
     except tagged.Unwritable as error:
@@ -369,7 +369,7 @@ def unsaved_buffers(model: torch.nn.Module) -> set[str]:
 def put_buffers(model: torch.nn.Module, values: Mapping[str, torch.Tensor | None], left_out: Collection[str] = ()) -> None:
     """Give buffers these values: in place if one has its form and can be written, else as another tensor. None: it was not there.
 
-    Names that share a tensor go on sharing one. A buffer that the model does not have is added, with `left_out` from its state_dict.
+    Names that share a tensor continue sharing one. A buffer that the model does not have is added, with `left_out` from its state_dict.
     Raises Refused if the model has no such module.
     """
     every: dict[str, torch.Tensor | None] = dict(members.named_buffers(model, remove_duplicate=False))

@@ -171,7 +171,7 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor], depth: int) -> Any:
 
 
 def _array(tag: str, body: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    import numpy  # only where a script used it before
+    import numpy  # only if a script used it before
 
     kind, shape, number = body
     try:
@@ -189,7 +189,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _unlike(items: Any) -> Any:
-    """Keys of a set or a mapping. Raises ValueError where many have one hash: each costs as much time as there are such keys before it."""
+    """Keys of a set or a mapping. Raises ValueError if many have one hash: each costs as much time as there are such keys before it."""
     counts = Counter(map(hash, items)) if len(items) > MOST_ALIKE else {}
     if counts and max(counts.values()) > MOST_ALIKE:
         raise ValueError(f"{max(counts.values())} keys with one hash")

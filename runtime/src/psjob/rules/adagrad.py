@@ -57,7 +57,7 @@ class Ftrl(BaseRule):
 
     n += g²; d = (beta + sqrt(n)) / lr + l2; z = g - d w + (z, pulled to within ±l1); w = 0 where |z| <= l1, else -(z - sign(z) l1) / d.
     With one lr that is the paper's z += g - s w, s = (sqrt(n + g²) - sqrt(n)) / lr. Written so, z follows from the weights that there are.
-    Those that training begins with stay, and so do all when lr, beta or l2 become others, by a scheduler or in a run that goes on.
+    Those that training begins with stay, and so do all when lr, beta or l2 become others, by a scheduler or in a run that continues.
     """
 
     name = "ftrl"

@@ -55,7 +55,7 @@ class BlockState:
 
     @classmethod
     def of(cls, weights: Array, slots: Mapping[str, Array], counts: Mapping[str, Any]) -> BlockState:
-        """Put a state together from its tensors and what `counts` gave. Raises ValueError where they do not fit."""
+        """Put a state together from its tensors and what `counts` gave. Raises ValueError if they do not fit."""
         for name, slot in slots.items():
             if slot.shape != weights.shape or slot.dtype != weights.dtype:
                 raise ValueError(
@@ -149,10 +149,10 @@ class Rule(HasHyperparameters, Protocol):
         staleness: int | None = None,
         worker: int | None = None,
     ) -> None:
-        """Update `state` in place by the gradient `grad` (same length and dtype, left as it is), in `ranges` only where given.
+        """Update `state` in place by the gradient `grad` (same length and dtype, left as it is), in `ranges` only if given.
 
         `staleness`: updates between what the gradient was computed on and now; None: not known. `worker`: the rank that pushed; None:
-        `grad` is the mean of several. Raises ValueError where the rule cannot do without what is None.
+        `grad` is the mean of several. Raises ValueError if the rule cannot do without what is None.
         """
 
     def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:
@@ -211,7 +211,7 @@ def of_worker(name: str, worker: int) -> str:
 
 
 def one_worker(rule: HasHyperparameters, worker: int | None) -> int:
-    """The rank whose push it is. Raises ValueError where it is a mean of several."""
+    """The rank whose push it is. Raises ValueError if it is a mean of several."""
     if worker is None:
         raise ValueError(
             f"rule {rule.name} keeps state for each worker and takes the push of one, not a mean of several; sgd, adam take both"
@@ -220,7 +220,7 @@ def one_worker(rule: HasHyperparameters, worker: int | None) -> int:
 
 
 def staleness_of(rule: HasHyperparameters, staleness: int | None) -> int:
-    """The staleness. Raises ValueError where it is not known."""
+    """The staleness. Raises ValueError if it is not known."""
     if staleness is None:
         raise ValueError(
             f"rule {rule.name} needs the staleness of a push; it is not known of one that is based on an earlier attempt of the shard"

@@ -18,7 +18,7 @@ from psjob.rules.arrays import Array
 from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range
 
 Reduction = Callable[[Sequence[Array], Array], None]
-"""Writes what `pushes` (one a rank present, in rank order; 1-D, alike) come to into `out`, which may be the first of them."""
+"""Writes what `pushes` (one per rank present, in rank order; 1-D, alike) come to into `out`, which may be the first of them."""
 
 
 class ReductionProblem(ValueError):
@@ -77,10 +77,10 @@ REDUCTIONS: Final[dict[str, Reduction]] = {"mean": mean_in_rank_order, **MONOIDS
 
 @dataclass(frozen=True)
 class Own:
-    """A reduction of the user's. `function` is given a list of the pushes of one block: 1-D tensors of one length and dtype, one a rank
+    """A reduction of the user's. `function` is given a list of the pushes of one block: 1-D tensors of one length and dtype, one per rank
     present, in rank order, at least one. It returns a new tensor of that length and dtype, or one of them, and leaves them as they are.
 
-    It works by element: element i of its answer follows from elements i of the pushes alone, since a block is any part of the model.
+    It works by element: element i of its answer follows from elements i of only the pushes, since a block is any part of the model.
     The same pushes must give the same bits. It is called by several threads at a time.
     """
 
@@ -193,7 +193,7 @@ class Reduce(BaseRule):
 class Semiring:
     """`plus` joins pushes; `times` makes them, and distributes over it. `one` changes nothing when multiplied; `plus.identity` is zero.
 
-    Shards need `plus` alone: workers multiply.
+    Shards need only `plus`: workers multiply.
     """
 
     plus: Monoid

@@ -45,7 +45,7 @@ class Noted(BaseRule):
         self.per_worker = (*inner.per_worker, *per_worker, "sent")
 
     def sent(self, state: BlockState, worker: int) -> Array:
-        """What the worker's gradient was computed on. Raises ValueError where it was sent nothing."""
+        """What the worker's gradient was computed on. Raises ValueError if it was sent nothing."""
         note = state.slots.get(of_worker("sent", worker))
         if note is None:
             raise ValueError(f"rule {self.name}: worker {worker} pushes, but has not been sent weights")

@@ -198,7 +198,7 @@ class Acceptor:
 
 
 def _check(peer: Peer, header: Header, hello: dict[str, Any]) -> None:
-    """Raises WireError where a hello is not of the process that has proven itself on its stream."""
+    """Raises WireError if a hello is not of the process that has proven itself on its stream."""
     if peer.role == "worker":
         said = Peer(str(hello.get("role")), header.worker, header.start)
     else:

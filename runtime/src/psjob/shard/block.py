@@ -39,7 +39,7 @@ class ParameterBlock(ServedState):
         """Where this block outlives its process; None: it does not."""
         self.update: torch.Tensor | None = None
         self.none: frozenset[int] = frozenset()
-        """Tensors of this block for which no worker had a gradient at the last update; said only where the workers step."""
+        """Tensors of this block for which no worker had a gradient at the last update; said only if the workers step."""
         self.skipped = False
         """The last update was none: a worker found inf, or nobody had a batch. Workers that step by themselves leave it out too."""
         self.stored = 0
@@ -94,7 +94,7 @@ class ParameterBlock(ServedState):
         self.waiters.clear()
 
     def take_up(self) -> None:
-        """Go on with the block as another process has left it. Raises Untaken where it cannot be."""
+        """Continue with the block as another process has left it. Raises Untaken if it cannot be."""
         assert self.kept is not None
         self.state, self.n, self.skipped = self.kept.found()
         self.state.room = self.kept.room
@@ -274,12 +274,12 @@ class ParameterBlock(ServedState):
         self.rule.apply(self.state, reduced, info.hyperparameters[self.block.group], ranges=ranges, staleness=staleness, worker=worker)
 
     def _sum(self) -> torch.Tensor:
-        """Room for a sum that may not be written over a gradient; the thread's own, used up before it goes on."""
+        """Room for a sum that may not be written over a gradient; the thread's own, used up before it continues."""
         assert self.state is not None
         return _room(self.block.nbytes).view(self.state.weights.dtype)
 
     def _lasting(self) -> torch.Tensor:
-        """The same, of this block alone."""
+        """The same, of only this block."""
         assert self.state is not None
         if self._room is None:
             self._room = torch.empty_like(self.state.weights)

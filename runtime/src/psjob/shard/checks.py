@@ -32,7 +32,7 @@ MOST_SAID = {
     Kind.REPORT: (128 << 10, 1024), Kind.INPUTS: (64 << 10, 1024), Kind.DIGEST: (4 << 20, 1 << 15),
     Kind.CHECKPOINT: SHORT, Kind.STOP: SHORT, Kind.HEARTBEAT: SHORT, Kind.STEP_LOST: SHORT, Kind.MEASURED: SHORT, Kind.CODEC: SHORT,
 }  # fmt: skip
-"""Bytes and values of what a worker says, some times what it can have to say: while JSON is read, no other thread of a shard goes on."""
+"""Bytes and values of what a worker says, some times what it can have to say: while JSON is read, no other thread of a shard continues."""
 REACHED = frozenset({Kind.RECORD, Kind.RECORD_DELTA, Kind.RECORD_PIECE, Kind.MARK})
 """Frames whose clock is one that their worker has come to."""
 
@@ -113,7 +113,7 @@ def check_acked(store: Store, rank: int, acked: int) -> None:
 
 
 def check_info(store: Store, header: Header, name: str) -> PushMetadata:
-    """The hyperparameters that a push names. Raises WireError where they are not known, or are none."""
+    """The hyperparameters that a push names. Raises WireError if they are not known, or are none."""
     info = store.infos.of(header)
     if info is None:
         raise WireError(f"push of {name} names hyperparameters {header.info}, which were not sent")
@@ -137,7 +137,7 @@ def most_info_values(store: Store) -> int:
 
 
 def info_of(store: Store, rank: int, body: Mapping[str, Any]) -> PushMetadata:
-    """What an INFO says. Raises WireError where it is not in shape, or says more than the job has."""
+    """What an INFO says. Raises WireError if it is not in shape, or says more than the job has."""
     try:
         hyperparameters = group_hyperparameters(store, body["hyperparameters"])
         rows = table_hyperparameters(store, body.get("rows", []))
@@ -171,7 +171,7 @@ def group_hyperparameters(store: Store, groups: Sequence[Mapping[str, Any]]) -> 
 
 
 def clip_limit(store: Store, limit: Any) -> float | None:
-    """The largest norm, or element, of the mean gradient. Raises ValueError where it is none, or this mode has no mean of all blocks."""
+    """The largest norm, or element, of the mean gradient. Raises ValueError if it is none, or this mode has no mean of all blocks."""
     if limit is None:
         return None
     if not store.clips:
@@ -192,7 +192,7 @@ def table_hyperparameters(store: Store, tables: Sequence[Mapping[str, Any]]) -> 
 
 
 def rule_problem(config: Config, rank: int, rule: str) -> str | None:
-    """Where the manifest says which rule a worker's hello must name, and it names another, a sentence."""
+    """If the manifest says which rule a worker's hello must name, and it names another, a sentence."""
     wanted = _wanted(config)
     if wanted is not None and rule != wanted:
         return f"worker {rank}'s updates are of rule {rule[:40]}, and the manifest says {wanted}; run one version of psjob in all pods"

@@ -1,7 +1,7 @@
 """Carries out what the machine of a shard's control side decides, and brings back what came of it.
 
 Events come from any thread and are handled one at a time, in order. The shard's main thread handles them, and the coordinator's, which
-finds its orders carried out here when it goes on. Nothing waits for a socket or a disk.
+finds its orders carried out here when it continues. Nothing waits for a socket or a disk.
 
 The stream of a shard to the coordinator: dialled and read in one thread, written by another, decided on by `psjob.protocol.shard`.
 """
@@ -65,7 +65,7 @@ class WorkerCalls:
     drop: Callable[[bool], None]
     """End their streams; True: they rewind."""
     release: Callable[[int], None]
-    """Those that marked for a snapshot may go on."""
+    """Those that marked for a snapshot may continue."""
     finished: Callable[[], None]
     """The job is over."""
 
@@ -126,7 +126,7 @@ class Control:
     def order(self, body: Mapping[str, Any]) -> None:
         """The coordinator of this process orders something, and it is done when this comes back.
 
-        Not to be called with a block's lock held. Raises WireError where the order is not in shape.
+        Not to be called with a block's lock held. Raises WireError if the order is not in shape.
         """
         self._events.put(e.Ordered(decode_order(body)))
         with self._handling:

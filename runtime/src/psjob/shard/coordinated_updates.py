@@ -5,7 +5,7 @@ them. So a snapshot which is ordered between two of them finds every block and t
 
 A shard's part in clipping by the norm of the mean gradient (`training.sync.maxGradNorm`).
 
-A block whose pushes are all here is reduced and measured, and waits. When all blocks of an update are, the coordinator is told the sum
+A block whose pushes are all here is reduced and measured, and waits. When all blocks of an update are, the coordinator gets the sum
 of their squares, in the order of the blocks. Once it has those of all shards it orders one factor. Every block multiplies its reduced
 gradient by it before the update: the gradient is clipped as if it lay in one process."""
 
@@ -73,7 +73,7 @@ class CoordinatedUpdates:
             self.arrived(message)
 
     def begin_order(self, order: Decide) -> None:
-        """An order begins: it is broken until `end_order`. Raises WireError where it does not follow the one before."""
+        """An order begins: it is broken until `end_order`. Raises WireError if it does not follow the one before."""
         number, broken = order.number, self._broken
         self._broken = True
         if broken or number != self._carried + 1:

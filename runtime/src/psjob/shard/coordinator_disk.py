@@ -53,7 +53,7 @@ class ShardPart:
 
 
 def read_part(body: Mapping[str, Any]) -> ShardPart:
-    """The `content` of a SnapshotWritten. Raises ValueError, KeyError or TypeError where it is not in shape."""
+    """The `content` of a SnapshotWritten. Raises ValueError, KeyError or TypeError if it is not in shape."""
     blocks = tuple(BlockPlace(int(b["index"]), str(b["file"]), int(b["attempt"]), int(b["n"]), dict(b["counts"])) for b in body["blocks"])
     rows = body.get("rows")
     part = None
@@ -227,7 +227,7 @@ class DiskWork:
 
 
 def _buffers(blobs: Sequence[bytes]) -> list[tuple[str, torch.Tensor]]:
-    """The buffers of the model's state_dict in these records, by name. Raises CheckpointProblem where one is none."""
+    """The buffers of the model's state_dict in these records, by name. Raises CheckpointProblem if one is none."""
     found: dict[str, torch.Tensor] = {}
     try:
         for blob in blobs:
@@ -238,7 +238,7 @@ def _buffers(blobs: Sequence[bytes]) -> list[tuple[str, torch.Tensor]]:
 
 
 def row_places(parts: Mapping[int, ShardPart], specs: Sequence[TableSpec], newest: Manifest | None) -> RowPlaces | None:
-    """Where a snapshot's rows lie, from what each shard has written; older files are those of the newest manifest. None without tables.
+    """If a snapshot's rows lie, from what each shard has written; older files are those of the newest manifest. None without tables.
 
     Raises CheckpointProblem for any other file: nobody would keep it.
     """

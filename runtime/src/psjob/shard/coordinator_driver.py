@@ -52,7 +52,7 @@ MANY = 256
 BEAT_SECONDS = 2.0
 """The coordinator says something down each stream at least this often."""
 PATIENT_SECONDS = 1.0
-"""Where checkpoints are at least so far apart, steps and records between them are handled by ticks."""
+"""If checkpoints are at least so far apart, steps and records between them are handled by ticks."""
 STALENESS_SECONDS = 0.5
 MAX_TABLES: Final = 10_000
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
@@ -88,7 +88,7 @@ class CoordinatorDriver:
         self._staleness_told = 0.0
 
     def take_up(self, said: Mapping[str, Any]) -> None:
-        """Before `start`: this process goes on from memory, which says that of the whole."""
+        """Before `start`: this process continues from memory, which says that of the whole."""
         store = self.store
         assert store.layout is not None and store.kept is not None
         rows = [row for _, row in sorted(store.admission.rows.items())]

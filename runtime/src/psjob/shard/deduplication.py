@@ -5,7 +5,7 @@ one. It is saved in the same snapshot as the blocks it describes. So a restored 
 takes again what they lost. The incarnation is only a fence: it orders processes, it never resets a clock.
 
 What a push asks of all workers is counted as rows change, so that its cost does not grow with their number: rows change by the
-methods of `Admission` alone.
+methods of only `Admission`.
 
 How many members stand at each number: lowest at hand at once, however many members there are. Pure.
 """
@@ -55,7 +55,7 @@ class MinCounter:
         self._count[number] += 1
 
     def remove(self, number: int) -> None:
-        """A member less. Raises KeyError where none stands at `number`."""
+        """A member less. Raises KeyError if none stands at `number`."""
         left = self._count.pop(number) - 1
         if left:
             self._count[number] = left
@@ -147,7 +147,7 @@ class Admission:
         return True
 
     def jump(self, worker: int, clock: int) -> int:
-        """After this shard lost its newest clocks: go on at `clock`. Returns how many of the worker's updates are lost."""
+        """After this shard lost its newest clocks: continue at `clock`. Returns how many of the worker's updates are lost."""
         row = self.rows[worker]
         lost = max(0, clock - row.complete)
         if lost:

@@ -1,6 +1,6 @@
 """The first process of a shard: it holds the memory of what the shard trains, and forks the process that serves.
 
-If that process is killed, another is forked at once and goes on from the memory (see `statememory`). One that hangs is killed first. To
+If that process is killed, another is forked at once and continues from the memory (see `statememory`). One that hangs is killed first. To
 everybody else this is a stream that broke: the shard's attempt stays, no checkpoint is read, and no worker begins again. The keeper holds
 one thread and no socket of the job. It passes SIGTERM on, and ends as the server ends where that cannot be replaced.
 """
@@ -31,7 +31,7 @@ WEIGHTS: Final = "weights"
 STATE: Final = "state"
 """The two regions: what workers read of the blocks, and all else."""
 SERVES, PROGRESS, BEATS, SILENCE = range(4)
-"""The first words of STATE: can another process go on from it; another number after each update; another one at each sign of life; the
+"""The first words of STATE: can another process continue from it; another number after each update; another one at each sign of life; the
 milliseconds after which a process without such a sign hangs, 0: it is not watched.
 """
 ROOM = 1 << 30
@@ -76,7 +76,7 @@ class Keeping:
         sock.settimeout(ANSWER_SECONDS)
 
     def lend(self, what: str, size: int) -> Region:
-        """New memory, which the keeper holds in place of what it held under that name before. Raises OSError where it cannot."""
+        """New memory, which the keeper holds in place of what it held under that name before. Raises OSError if it cannot."""
         return Region.lend(size, lambda fd: self._ask({"what": what, "size": size}, [fd]))
 
     def drop(self) -> None:
@@ -202,7 +202,7 @@ class Keeper:
                     self._prepare_while_it_serves()
 
     def _look(self, now: float) -> float | None:
-        """Kill a server that hangs, where another can go on in its place. When to look again; None: it is not watched."""
+        """Kill a server that hangs, where another can continue in its place. When to look again; None: it is not watched."""
         if len(self._held) < 2:
             return None
         serves, progress, beats, silence = self._held[STATE].words(0, SILENCE + 1)
@@ -273,7 +273,7 @@ class Keeper:
             self._can_fork = False
 
     def _next(self, status: int) -> Held | None:
-        """What the next server goes on from; None: there is to be none."""
+        """What the next server continues from; None: there is to be none."""
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in REPLACED
         if self._stopped or not killed or self._held.keys() != {WEIGHTS, STATE} or _oom_kills() != self._oom:
             return None

@@ -26,7 +26,7 @@ MOST_PENDING = 64
 MOST_WAITING = 64
 """Answers of one block that one worker may wait for; it asks for one at a time, and again where a stream broke."""
 MOST_NAMED = 32
-"""Of the workers for whom an answer waits, so many are told by rank, of the others their number."""
+"""Of the workers for whom an answer waits, so many are named by rank, of the others their number."""
 KEPT = 4
 """Of each worker: its open clocks name two at most."""
 
@@ -69,7 +69,7 @@ class ServedState(ABC):
     def order_snapshot(self, step: int, hold: Callable[[Any], Any], stored: int = 0) -> bool:
         """Hold on to this with `hold` when it is at `step` (where that is negative: as it is now). False: too late.
 
-        Where the workers step by themselves, a block that is held as it is now has the weights of clock `stored` at least.
+        If the workers step by themselves, a block that is held as it is now has the weights of clock `stored` at least.
         """
         if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
             return False
@@ -94,7 +94,7 @@ class ServedState(ABC):
         return self.n == step if self.bound is None else self.bound.stands_at(step)
 
     def decided_on(self, decision: Decision) -> tuple[list[PendingPush], list[PendingPush]]:
-        """The pushes that a decision keeps and drops, which wait no longer. Raises WireError where one is not here."""
+        """The pushes that a decision keeps and drops, which wait no longer. Raises WireError if one is not here."""
         try:
             return self.pending.take(decision.kept), self.pending.take(decision.dropped)
         except KeyError as missing:
@@ -175,7 +175,7 @@ class PendingPushes:
         return self._pushes
 
     def take(self, keys: Iterable[Key]) -> list[PendingPush]:
-        """These, in this order, which wait no longer. Raises KeyError where one is not here."""
+        """These, in this order, which wait no longer. Raises KeyError if one is not here."""
         taken = [self._arrived.pop(key) for key in keys]
         self._of.subtract(arrived.push.worker for arrived in taken)
         self._pushes = None if self._arrived else []
@@ -200,7 +200,7 @@ class Replies(Protocol):
 class Waiter:
     """A worker that wants this block at `version` or later (see ServedMode.version_for), and with `update` the reduced gradient instead.
 
-    Of a table: `ids` are the rows that are wanted; None asks only to be told that the version is there.
+    Of a table: `ids` are the rows that are wanted; None asks only whether the version is there.
     """
 
     to: Replies
@@ -212,7 +212,7 @@ class Waiter:
     update: bool = False
     ids: torch.Tensor | None = None
     place: tuple[int, torch.Tensor] | None = None
-    """Where in lent memory the rows are to be put, offset and memory itself; None: they are sent."""
+    """If in lent memory the rows are to be put, offset and memory itself; None: they are sent."""
     lent: bool = False
     """The answer may lie in memory that this shard lends to the worker."""
     info: PushMetadata | None = None
@@ -241,7 +241,7 @@ class Waiters:
         return len(self._of.get(rank, ()))
 
     def check(self, rank: int, name: str) -> None:
-        """Raise WireError where a worker asks again and again for what is still to come: each push would look at all of it."""
+        """Raise WireError if a worker asks again and again for what is still to come: each push would look at all of it."""
         if self.of(rank) >= MOST_WAITING:
             raise WireError(f"worker {rank} waits for {MOST_WAITING} answers of {name} already")
 
@@ -405,7 +405,7 @@ class StalenessBound:
             return self._admission.tally(self._position).all_at(step)
 
     def beyond(self, step: int) -> bool:
-        """Is it too late for a barrier at `step`: may a worker have been let go on to it already?"""
+        """Is it too late for a barrier at `step`: may a worker have been let continue to it already?"""
         with self._lock:
             highest = max(self._admission.pushed(self._position).values(), default=0)
         return highest > step or (highest == step and not self.stands_at(step))

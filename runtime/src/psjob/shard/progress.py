@@ -1,4 +1,4 @@
-"""How far the blocks of a shard and its workers are, counted as they go on: no call of a push looks at all workers or all blocks."""
+"""How far the blocks of a shard and its workers are, counted as they continue: no call of a push looks at all workers or all blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ShardProgress:
             self._awaited.clear()
 
     def moved(self, before: int, after: int) -> None:
-        """A block or table has gone on from one version to another."""
+        """A block or table has continued from one version to another."""
         if before != after:
             with self.lock:
                 self._versions.move(before, after)
@@ -144,7 +144,7 @@ class StragglerReport:
 def room_problem(workers: int, mode: ServedMode, pushes: int, budget: int, clips: bool = False) -> str | None:
     """Why a shard cannot hold the whole pushes that a decided mode, or a norm, waits for; None: it can.
 
-    `pushes`: bytes of one push of each worker together; a worker of a stage pushes the blocks of its stage alone.
+    `pushes`: bytes of one push of each worker together; a worker of a stage pushes the blocks of only its stage.
     In other modes workers keep to their shares of `budget` by themselves.
     """
     whole = 2 if mode.may_go(0, 0, True) else 1  # one that waits for its decision, one that comes

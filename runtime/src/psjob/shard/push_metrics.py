@@ -41,7 +41,7 @@ WHOLE = 1 << 16
 """Elements of a gradient that are looked at whole at each update."""
 PARTS = 8
 WORDS = {"pushBytes": "bytes", "updatesLost": "lost"}
-"""What is told -> the counter of a shard."""
+"""What is reported -> the counter of a shard."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Counters:
     lost: int = 0
     first_applied: float | None = None
     crashes: int = 0
-    """Processes of this attempt that ended, so that another went on from their memory."""
+    """Processes of this attempt that ended, so that another continued from their memory."""
 
     def word(self, attempt: int) -> dict[str, Any]:
         """What goes to the coordinator of a shard's self."""
@@ -204,7 +204,7 @@ def looked_at(numbers: torch.Tensor, update: int) -> torch.Tensor:
 
 
 def is_sound(numbers: torch.Tensor) -> bool:
-    """Is the sum of these finite? Where it is, so is each of them; where it is not, the sum of large ones may be to blame."""
+    """Is the sum of these finite? If it is, so is each of them; where it is not, the sum of large ones may be to blame."""
     return not numbers.is_floating_point() or math.isfinite(float(numbers.sum()))
 
 
@@ -484,14 +484,14 @@ class Histogram:
             self._max = max(self._max, value)
 
     def told(self) -> dict[str, Any]:
-        """As contract.STATUS_KEYS has it: buckets are cumulative, and what is above the last edge is in `count` alone."""
+        """As contract.STATUS_KEYS has it: buckets are cumulative, and what is above the last edge is only in `count`."""
         below = list(accumulate(self._counts))
         buckets = [[edge, count] for edge, count in zip(self._edges, below, strict=False)]
         return {"count": below[-1], "sum": self._sum, "max": self._max, "buckets": buckets}
 
     @classmethod
     def read(cls, edges: Sequence[float], told: Mapping[str, Any]) -> Histogram:
-        """What `told` said. Raises ValueError where that has other edges, falls, or is not finite; KeyError, TypeError where it is none."""
+        """What `told` said. Raises ValueError if that has other edges, falls, or is not finite; KeyError, TypeError where it is none."""
         found = cls(edges)
         if [edge for edge, _ in told["buckets"]] != list(edges):
             raise ValueError(f"a histogram of {len(told['buckets'])} buckets has other edges than these {len(edges)}")
@@ -516,7 +516,7 @@ UNKNOWN, EMPTY = 0, 1
 
 
 class PushSamples:
-    """Checksums of samples of pushes: the same push that comes again is told from another one under its key.
+    """Checksums of samples of pushes: the same push that comes again differs from another one under its key.
 
     Of each worker and block four bytes are kept, of the newest push that was admitted: crc32 over its first, middle and last bytes. A
     whole checksum would cost a push of 4 MiB a millisecond. So other bytes are found if they differ in the sample. Those of a push
@@ -535,7 +535,7 @@ class PushSamples:
         self._kept[rank][position] = sample(gradient)
 
     def forget(self, rank: int) -> None:
-        """The worker goes on at another clock: its newest push is not known."""
+        """The worker continues at another clock: its newest push is not known."""
         self._kept.pop(rank, None)
 
     def knows(self, rank: int, position: int) -> bool:
@@ -562,7 +562,7 @@ NOTICE_SECONDS = 60.0
 
 
 class DifferingPushes:
-    """Each is counted, few are told. `now` is monotonic seconds."""
+    """Each is counted, few are logged. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._told: dict[int, float] = {}

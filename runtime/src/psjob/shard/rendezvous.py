@@ -76,7 +76,7 @@ class Rendezvous:
             oldest.close()
 
     def _check_open(self, rank: int, name: str, size: int) -> None:
-        """Raise WireError where a worker has more at points that others have not come to than a script can have."""
+        """Raise WireError if a worker has more at points that others have not come to than a script can have."""
         with self._there:
             there = [points for point, points in self._points.items() if point != name and rank in points]
             opened = [len(points[rank]) for points in there if len(points) < self._place.config.workers]
@@ -175,7 +175,7 @@ class PartitionStore:
         stream.send_json(head, {} if kept is None else kept.to_json())
 
     def kept(self) -> ChosenCuts | None:
-        """What was chosen for this run. Raises CheckpointProblem where that cannot be read."""
+        """What was chosen for this run. Raises CheckpointProblem if that cannot be read."""
         try:
             os.stat(self._folder / FILE)
         except FileNotFoundError:

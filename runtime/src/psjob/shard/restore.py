@@ -1,6 +1,6 @@
 """A shard's part of a checkpoint back into its store. Only its own bytes are read, each under a crc.
 
-A shard that goes back with the others, and wrote that checkpoint last, still has its copy in memory: it reads nothing but its tables."""
+A shard that goes back with the others, and wrote that checkpoint last, still has its copy in memory: it reads nothing except its tables."""
 
 from __future__ import annotations
 

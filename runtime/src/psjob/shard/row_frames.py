@@ -49,7 +49,7 @@ class RowFrames:
         self._queued = 0
         self._counting = threading.Lock()
         self._lending: RowLending | None = None
-        """Where this worker's rows lie, from when it has come for memory that this shard lends until the session is over."""
+        """If this worker's rows lie, from when it has come for memory that this shard lends until the session is over."""
         self._came = False
         self._ticket = ""
         self._listed: tuple[ServedTable, torch.Tensor] | None = None

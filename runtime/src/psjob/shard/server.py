@@ -56,7 +56,7 @@ log = logging.getLogger("psjob.shard")
 
 
 class Server:
-    """Everything one shard owns. Shard 0 has a `coordinator` too. Raises ReductionProblem where the job's reduction is none.
+    """Everything one shard owns. Shard 0 has a `coordinator` too. Raises ReductionProblem if the job's reduction is none.
 
     By `keeping` it has its memory held for a process after this one.
     """
@@ -113,7 +113,7 @@ class Server:
         self._told_waiting = 0.0
 
     def take_up(self, held: Held) -> None:
-        """Go on in place of a process of this attempt that was killed. Before `run_until_gone`; raises Untaken where that cannot be."""
+        """Continue in place of a process of this attempt that was killed. Before `run_until_gone`; raises Untaken if that cannot be."""
         said = self.store.take_up(held)
         live = self.store.admission.live()
         left = frozenset(self.store.admission.rows) - live
@@ -259,7 +259,7 @@ class Server:
         stream.put_frame(Header(Kind.ERROR, run=self.context.run, term=self.store.term, attempt=self.store.attempt), raw)
 
     def release(self, snapshot: int) -> None:
-        """Workers that marked for a snapshot may go on."""
+        """Workers that marked for a snapshot may continue."""
         for session in list(self.sessions.values()):
             session.tell(Kind.RELEASE, request=snapshot)
 

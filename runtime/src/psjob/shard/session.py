@@ -73,7 +73,7 @@ class CoordinatorCalls:
 
 @dataclass(frozen=True)
 class SessionContext(ShardContext):
-    """What sessions have of their shard beside that. `coordinator`: None in any process but shard 0's."""
+    """What sessions have of their shard beside that. `coordinator`: None in any process except shard 0's."""
 
     coordinator: CoordinatorCalls | None
     records: RecordsHere
@@ -432,7 +432,7 @@ class Session(WorkerState):
 
 
 def admit_worker(session: Session, old: Session | None) -> Wants[None]:
-    """Welcome a worker once `old` is over, or let shard 0's coordinator do so. Raises WireError where it may not join."""
+    """Welcome a worker once `old` is over, or let shard 0's coordinator do so. Raises WireError if it may not join."""
     if old is not None:
         until = time.monotonic() + END_SECONDS
         old.after.append(session.stream.wake)
@@ -504,7 +504,7 @@ class RecordFrames:
         self._give(header, {}, record)
 
     def delta(self, header: Header) -> Wants[None]:
-        """A RECORD_DELTA of the worker. Raises WireError where it does not go with the record before."""
+        """A RECORD_DELTA of the worker. Raises WireError if it does not go with the record before."""
         worker, (crc, size) = self._worker, header.version
         data = bytes((yield from worker.stream.body(header, PIECE)))
         if size > PIECE:
@@ -516,7 +516,7 @@ class RecordFrames:
         self._give(header._replace(kind=Kind.RECORD, part=header.generation), {}, record)
 
     def piece(self, header: Header) -> Wants[None]:
-        """A RECORD_PIECE of the worker. Raises WireError where it is none that a coordinator takes."""
+        """A RECORD_PIECE of the worker. Raises WireError if it is none that a coordinator takes."""
         worker, record = self._worker, RecordId(header.clock, *header.version)
         if worker.context.place.index or not 0 < record.size <= MAX_RECORD:
             raise WireError(f"a piece of a record of {record.size} bytes; shard 0 takes records of 1 to {MAX_RECORD}")

@@ -44,7 +44,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Image:
-    """A block as it lies in `file`; `take` gives its tensors, and raises Voided where they are gone."""
+    """A block as it lies in `file`; `take` gives its tensors, and raises Voided if they are gone."""
 
     file: str
     take: Callable[[], Tensors]
@@ -436,7 +436,7 @@ class Transfer:
         self.check()
 
     def check(self) -> None:
-        """Raise Stopped where the transfer is not wanted any more."""
+        """Raise Stopped if the transfer is not wanted any more."""
         if self.stopped:
             raise Stopped
 

@@ -163,9 +163,9 @@ def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 CALM = 0.01
 """Seconds without a push after which nobody is held up."""
 SHARE = 3
-"""Where pushes never cease, a quarter of the time is worked at first,"""
+"""If pushes never cease, a quarter of the time is worked at first,"""
 PATIENCE = 5.0
-"""and three quarters once so many seconds were waited in all: however large a checkpoint is, it is not slowed for ever."""
+"""and three quarters once so many seconds were waited in all: however large a checkpoint is, it is not slowed forever."""
 
 
 class BackgroundThrottle:

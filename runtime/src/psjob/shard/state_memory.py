@@ -7,11 +7,11 @@ Each line says which failure it survives, as of a process that is killed between
 - After it, the block's counts are written to the record of the new version, of two in turn; then `VERSION` is raised by one store. Killed
   before that store: as above. Killed after it: the block has the new version, whatever `BUSY` says.
 - An answer goes out after that store only, so no worker has seen a version that is not there.
-- `SERVES` is 0 while blocks are set up or restored: then nothing can be gone on from.
+- `SERVES` is 0 while blocks are set up or restored: then nothing can be continued from.
 
 Only sync is covered, where a version is a clock: a push that is not in a block's version was answered to nobody, and comes again.
 
-Where a store has its memory from, if that is to outlive its process: from the keeper, or from a process before this one."""
+If a store has its memory from, if that is to outlive its process: from the keeper, or from a process before this one."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Untaken(Exception):
 
 
 class StateMemory:
-    """Of the blocks of one layout. `weights` holds them where `span` says, `region` all else. Raises OSError where there is no memory.
+    """Of the blocks of one layout. `weights` holds them where `span` says, `region` all else. Raises OSError if there is no memory.
 
     Its methods may be called by any thread, those of a block with the block's lock held.
     """
@@ -142,7 +142,7 @@ class StateMemory:
     # -- of the whole --------------------------------------------------------------------------
 
     def serve(self, serves: bool) -> None:
-        """Can another process go on from here?"""
+        """Can another process continue from here?"""
         with self._lock:
             self._serves = serves
             self._words[SERVES] = serves and not self._unplaced
@@ -152,7 +152,7 @@ class StateMemory:
         self.blocks = {}
 
     def place(self, block: int, placed: bool) -> None:
-        """Is all of a block here? Nobody can go on while one is not."""
+        """Is all of a block here? Nobody can continue while one is not."""
         if placed == (block not in self._unplaced):
             return
         with self._lock:
@@ -302,7 +302,7 @@ class BlockMemory:
     def found(self) -> tuple[BlockState, int, bool]:
         """The block as another process has left it: its state, its version, and whether the last update was skipped.
 
-        Raises Untaken where it was being updated and no copy of it was kept.
+        Raises Untaken if it was being updated and no copy of it was kept.
         """
         version, busy = self._words[VERSION], self._words[BUSY]
         at = self._records + version % 2 * RECORD

@@ -245,7 +245,7 @@ def last_words(server: Server) -> None:
 
 
 def history(server: Server) -> dict[str, Any] | None:
-    """The JSON of contract.HISTORY_PATH; None of any shard but 0."""
+    """The JSON of contract.HISTORY_PATH; None of any shard except 0."""
     return None if server.coordinator is None else {"entries": server.coordinator.machine.state.progress.past.told()}
 
 

@@ -52,7 +52,7 @@ class Store(ShardProgress):
         self.restored_by = 0
         """The restore that gave it its blocks: a stream welcomed before it may not push after it."""
         self.most: Mapping[int, int] = {}
-        """After a restore of this shard alone: by rank, the clocks that it can have acknowledged before, as far as that is known."""
+        """After a restore of only this shard: by rank, the clocks that it can have acknowledged before, as far as that is known."""
         self.counters = Counters()
         self.layout: Layout | None = None
         self.assignment: tuple[int, ...] = ()
@@ -184,7 +184,7 @@ class Store(ShardProgress):
     # -- for a process after this one ----------------------------------------------------------
 
     def take_up(self, held: Held) -> dict[str, Any]:
-        """Go on with what a process before this one has left in memory; what it said of itself. Raises Untaken where that cannot be."""
+        """Continue with what a process before this one has left in memory; what it said of itself. Raises Untaken if that cannot be."""
         _, state = held.regions
         said = told(state)
         self.mode, self.restored_by = modes.read(said["mode"]), int(said["restored_by"])
@@ -201,7 +201,7 @@ class Store(ShardProgress):
         return said
 
     def _stand_up(self) -> None:
-        """From now on another process could go on in place of this one."""
+        """From now on another process could continue in place of this one."""
         if (kept := self.kept) is not None:
             with self.lock:
                 for rank in self.admission.rows:
@@ -365,7 +365,7 @@ class Store(ShardProgress):
             raise WireError(f"block {block} is not on shard {self.index}; it has {len(self.cells)} blocks") from None
 
     def target(self, header: Header, cell: ParameterBlock) -> Gradient | None:
-        """Where the payload of a push is received, a buffer of this worker's; None: it will be refused, and not compared."""
+        """If the payload of a push is received, a buffer of this worker's; None: it will be refused, and not compared."""
         with self.lock:
             if not self.wanted(header, cell) and not self._comes_again(header, cell):
                 return None
@@ -469,7 +469,7 @@ class Store(ShardProgress):
             cell.answer((header.worker,))
 
     def leave(self, rank: int, clock: int) -> None:
-        """A worker is absent from `clock` on; what waited for it goes on."""
+        """A worker is absent from `clock` on; what waited for it continues."""
         for block in self.cells.values():
             with block.lock:
                 block.forget(rank)  # first: who restores a snapshot that says it has left does not hear of it again
@@ -482,7 +482,7 @@ class Store(ShardProgress):
         self.ask_again()
 
     def ask_again(self) -> None:
-        """The admission table has changed by no push: what waited for that goes on."""
+        """The admission table has changed by no push: what waited for that continues."""
         for cell in self.all_cells():
             with cell.lock:
                 self._advance(cell)
@@ -491,7 +491,7 @@ class Store(ShardProgress):
     def carry_out(self, order: Decide) -> None:
         """Make the updates that the coordinator decided on in every block and table, then answer who may go.
 
-        Raises WireError where the order does not fit.
+        Raises WireError if the order does not fit.
         """
         assert self.decided is not None
         self.decided.begin_order(order)
@@ -563,7 +563,7 @@ class Store(ShardProgress):
         except ReductionProblem as problem:
             self.on_problem(f"step {cell.n} of {cell.name}: {problem}")
             return
-        except Exception as error:  # the push is taken and not applied: who waits for it would wait for ever
+        except Exception as error:  # the push is taken and not applied: who waits for it would wait forever
             self.on_failure(f"step {cell.n} of {cell.name} was not made, {type(error).__name__}: {str(error)[:300]}")
             return
         if made and self.norms.waits is not None:

@@ -37,7 +37,7 @@ _spares = memory.Spares()
 
 @dataclass
 class JobState:
-    """What a shard was told of the whole job, which holds for all its workers."""
+    """What a shard knows of the whole job, which holds for all its workers."""
 
     snapshot_step: int = -1
     """Answers at this version ask for their worker's record."""
@@ -82,7 +82,7 @@ class WorkerState:
         self.held = EarlyPushes(self.store.budget // self.store.workers)
         self.lanes: list[ShardLane] = []
         self.lending: Lending | None = None
-        """Where this worker's blocks lie, from when it has come for memory that this shard lends until the session is over."""
+        """If this worker's blocks lie, from when it has come for memory that this shard lends until the session is over."""
         self.row_transports = transports_of(hello, "rowTransports")
 
     @property
@@ -318,7 +318,7 @@ class EarlyPushes:
         gradient.free()
 
     def take(self, header: Header) -> Gradient:
-        """The gradient that a HELD push names. Raises WireError where it is not here; the worker then pushes the block whole."""
+        """The gradient that a HELD push names. Raises WireError if it is not here; the worker then pushes the block whole."""
         with self._lock:
             clock, number, gradient = self._by_block.pop(header.block, (-1, 0, None))
             self._bytes -= 0 if gradient is None else _nbytes(gradient)

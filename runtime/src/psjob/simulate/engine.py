@@ -26,7 +26,7 @@ NOT_TRAINED = (math.nan, math.nan)
 
 
 class SimulatedWork(Protocol):
-    """What is trained on the schedule. Without any the schedule alone is simulated."""
+    """What is trained on the schedule. Without any only the schedule is simulated."""
 
     def begin(self, worker: int) -> None:
         """The worker takes the weights as they stand for it."""
@@ -69,7 +69,7 @@ def simulate(
     told: Callable[[int], None] | None = None,
     interrupt: bool = False,
 ) -> SimulationOutcome:
-    """Let `workers` go on until `pushes` have arrived, or nobody can go on. `seed` is that of the times.
+    """Let `workers` continue until `pushes` have arrived, or nobody can continue. `seed` is that of the times.
 
     Events are ordered by (time, worker): at one time the lower worker comes first. `told` hears now and then how many pushes came.
     `interrupt`: workers hear of each update, and give up a step whose push would be dropped; else they finish it first, as a job's do.
@@ -97,7 +97,7 @@ def simulate(
 
 
 class _Run:
-    """All that changes while the clock goes on. `idle` have pushed and not begun again; `behind` is how many are at `lowest`."""
+    """All that changes while the clock continues. `idle` have pushed and not begun again; `behind` is how many are at `lowest`."""
 
     def __init__(
         self, mode: Mode, workers: int, speeds: WorkerSpeeds, seed: int, work: SimulatedWork | None, trace: Trace, interrupt: bool
@@ -268,7 +268,7 @@ class WorkerSpeeds:
     """Times of steps in any unit. By default all machines are equal: Gamma(shape 100, mean 128), a spread of 10 %.
 
     With `spread` V > 0 the machines themselves differ: worker means are Gamma of that coefficient of variation (0.6 in Ali et al. 2000).
-    `measured` rows, one a worker (or in turn), take the place of the gamma: times are drawn from them with replacement.
+    `measured` rows, one per worker (or in turn), take the place of the gamma: times are drawn from them with replacement.
     """
 
     mean: float = 128.0
@@ -312,7 +312,7 @@ class WorkerSpeeds:
         return float(np.mean([np.mean(times) for times in self.measured])) if self.measured else self.mean
 
     def draws(self, workers: int, seed: int) -> list[Iterator[float]]:
-        """Endless step times a worker. They depend on the seed and its number alone, so that modes can be compared on equal ones.
+        """Endless step times of a worker. They depend only on the seed and its number, so that modes can be compared on equal ones.
 
         Raises ValueError when a slow factor or outage names a worker that is not there.
         """

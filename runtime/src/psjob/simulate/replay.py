@@ -60,7 +60,7 @@ class Replayed:
 def replay_trace(path: Path, shards: int) -> Replayed:
     """Play a file that `psjob simulate train --replayable --trace` wrote.
 
-    Raises ValueError where it is not whole, where no job has its mode, and where the shards do not do what it says.
+    Raises ValueError if it is not whole, where no job has its mode, and where the shards do not do what it says.
     """
     told = RecordedTraining.of(path, open_sealed(path))
     happened = list(replay_events(path))
@@ -94,7 +94,7 @@ def check_replayable(mode: Mode, workers: int, speeds: WorkerSpeeds, interrupt: 
 
 
 def check_decided(outcome: SimulationOutcome) -> None:
-    """Raises ValueError where pushes are left, of which a job would know more."""
+    """Raises ValueError if pushes are left, of which a job would know more."""
     undecided = outcome.pushes - outcome.kept - outcome.dropped
     if undecided:
         raise ValueError(f"--pushes {outcome.pushes}: {undecided} of them are not decided on at the end; take {outcome.pushes - undecided}")
@@ -164,13 +164,13 @@ class ServedJob(Protocol):
         """Has every shard taken so many pushes (of all its blocks)?"""
 
     def final(self) -> torch.Tensor:
-        """The weights that it ends with, once every worker has left. Raises ValueError where a shard did not end well."""
+        """The weights that it ends with, once every worker has left. Raises ValueError if a shard did not end well."""
 
 
 class ServedRun:
     """See `SimulatedWork`: an event of the schedule happens when the shards have done what the one before asked of them.
 
-    `hyperparameters` are the rule's, always; `inner` makes the workers' own steps in local mode. Raises ValueError where a shard does not
+    `hyperparameters` are the rule's, always; `inner` makes the workers' own steps in local mode. Raises ValueError if a shard does not
     do in time what the schedule says, or where it sends a worker weights of another version.
     """
 
@@ -289,7 +289,7 @@ class _Worker:
         return True
 
     def answered(self) -> None:
-        """Wait for it. Raises ValueError where the job has ended for this worker, or nothing comes in time."""
+        """Wait for it. Raises ValueError if the job has ended for this worker, or nothing comes in time."""
         try:
             self.last.result(SECONDS)
         except TimeoutError:
@@ -454,7 +454,7 @@ def seal(path: Path, facts: dict[str, Any]) -> None:
 
 
 def open_sealed(path: Path) -> dict[str, Any]:
-    """The facts of a sealed file. Raises ValueError where it has no seal, or is not what was sealed, OSError where it cannot be read."""
+    """The facts of a sealed file. Raises ValueError if it has no seal, or is not what was sealed, OSError where it cannot be read."""
     rows, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
     try:
         told = json.loads(last.removeprefix(b"# "))

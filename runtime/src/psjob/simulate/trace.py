@@ -80,7 +80,7 @@ def read_trace(path: Path) -> Iterator[TraceRecord]:
 
 
 def trace_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """What stands in a trace file of each record, by column. Raises ValueError where it cannot be parsed, OSError."""
+    """What stands in a trace file of each record, by column. Raises ValueError if it cannot be parsed, OSError."""
     number = 0
     try:
         with path.open(encoding="utf-8", newline="") as file:

@@ -214,7 +214,7 @@ class Digits:
     """A perceptron 64-64-10 with ReLU and He initialisation, softmax and cross-entropy, in float32.
 
     1,437 digits to learn from in shuffled passes of 44 batches of 32, 360 to be judged by; the split is always the same, mean-centred.
-    `seed` makes the first weights and the order of batches. Raises ImportError where scikit-learn is not installed.
+    `seed` makes the first weights and the order of batches. Raises ImportError if scikit-learn is not installed.
     """
 
     updates_per_epoch = 44

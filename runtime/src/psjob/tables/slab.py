@@ -29,7 +29,7 @@ _FLAGS: Final = (
 
 
 def reserve(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros of shape [rows, width], or [rows] where `width` is 0, that cost memory only where they are touched.
+    """Zeros of shape [rows, width], or [rows] where `width` is 0, that cost memory only if they are touched.
 
     A system that refuses so many addresses gives fewer rows, at least LEAST. Raises MemoryError with a sentence where not even these.
     """
@@ -109,7 +109,7 @@ class Index:
             at.index_copy_(0, left, here)
 
     def _claim(self, ids: torch.Tensor, slots: torch.Tensor) -> None:
-        """Put distinct ids at the ends of their searches; where several want one position, one gets it and the others go on."""
+        """Put distinct ids at the ends of their searches; where several want one position, one gets it and the others continue."""
         at = self._find(ids)
         while True:
             taken = self._slots.index_select(0, at)

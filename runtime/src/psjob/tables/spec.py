@@ -1,11 +1,11 @@
 """What a table is: its shape, its rule, how rows begin, when they come and go, and which shard has which row.
 
-`initial_rows` gives the values with which a row begins: a function of (seed, table, id) alone, the same on every shard and after every
+`initial_rows` gives the values with which a row begins: a function only of (seed, table, id), the same on every shard and after every
 restore. A counter-based generator: one 64-bit hash of the id gives each row two 32-bit keys, and a 32-bit hash of (key, column) gives
 the numbers. So no row depends on another or on when it was first asked for. `splitmix64` mixes whole numbers so that near ids end far
 apart, the same on every machine: torch's int64 and int32 wrap.
 
-`Partition`: id → bucket by a hash that never changes, bucket → shard by a table that is told.
+`Partition`: id → bucket by a hash that never changes, bucket → shard by a table that is sent.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def bucket_of(ids: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Partition:
-    """`owners[bucket]` is a shard. The table with the higher generation holds. Raises ValueError where it is not whole."""
+    """`owners[bucket]` is a shard. The table with the higher generation holds. Raises ValueError if it is not whole."""
 
     generation: int
     owners: tuple[int, ...]

@@ -7,7 +7,7 @@ all its counts are halved, so that old noise does not fill it.
 
 `merge` makes one gradient per row of the pushes of several workers, added in rank order, so that the same pushes give the same bits.
 
-`RowSnapshot` holds rows as they stood at one moment, read bit by bit while pushes go on. A push that is about to change a row which the
+`RowSnapshot` holds rows as they stood at one moment, read bit by bit while pushes continue. A push that is about to change a row which the
 snapshot still owes keeps the row's image first; nothing else is copied at the snapshot.
 """
 
@@ -26,7 +26,7 @@ from psjob.tables.spec import BUCKETS, TableSpec, bucket_of, initial_rows, split
 
 DEPTH: Final = 4
 WIDTH: Final = 4096
-"""Counters of one byte: 16 MiB a table over all shards, touched where ids come."""
+"""Counters of one byte: 16 MiB per table over all shards, touched where ids come."""
 COUNTS: Final = ("buckets", "added", "cells")
 """What a checkpoint holds of them, by bucket."""
 _BEFORE_HALVING: Final = 8 * WIDTH
@@ -67,9 +67,9 @@ class Counts:
         return dict(zip(COUNTS, (here, self._added[here], self._cells[here]), strict=True))
 
     def load(self, saved: Mapping[str, torch.Tensor], buckets: torch.Tensor | None = None) -> None:
-        """Put back what `save` gave, of the buckets in this mask only where one is given; the others stay.
+        """Put back what `save` gave, of the buckets in this mask only if one is given; the others stay.
 
-        Raises ValueError where it cannot be.
+        Raises ValueError if it cannot be.
         """
         here, added, cells = (saved[name] for name in COUNTS)
         if here.dtype != torch.int64 or here.dim() != 1 or added.shape != here.shape or cells.shape != (len(here), DEPTH, WIDTH):
@@ -215,7 +215,7 @@ class RowTable:
         return int(self._changed[: self._slab.top].sum()) + sum(len(ids) for ids in self._removed)
 
     def snapshot(self, changed_only: bool) -> RowSnapshot:
-        """The rows as they are now, for reading while pushes go on; `settle` ends it. One at a time."""
+        """The rows as they are now, for reading while pushes continue; `settle` ends it. One at a time."""
         if self._snapshot is not None:
             raise ValueError(f"table {self.spec.name}: the snapshot before is still being read")
         slots = (self._changed[: self._slab.top].nonzero().squeeze(1) if changed_only else self._slab.live()).int()
@@ -252,7 +252,7 @@ class RowTable:
     def load(self, rows: Rows, buckets: torch.Tensor | None = None) -> None:
         """Put rows (tensors by plane, ids each there once) back, over what is there.
 
-        `buckets` is a mask of BUCKETS: only those of them. Raises ValueError where planes are missing or do not fit.
+        `buckets` is a mask of BUCKETS: only those of them. Raises ValueError if planes are missing or do not fit.
         """
         planes = self._slab.all()
         count = len(rows.get("ids", ()))
@@ -277,7 +277,7 @@ class RowTable:
             plane.index_copy_(0, slots, rows[name])
 
     def load_counts(self, counts: Rows, buckets: torch.Tensor | None = None) -> None:
-        """Put counts of admission back, of the buckets in the mask only where one is given. Raises ValueError where they do not fit."""
+        """Put counts of admission back, of the buckets in the mask only if one is given. Raises ValueError if they do not fit."""
         if self._counts is not None:
             self._counts.load(counts, buckets)
 

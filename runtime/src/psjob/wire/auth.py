@@ -9,7 +9,7 @@ A proof is the HMAC-SHA256 (RFC 2104) of all that was said, with the dialler's k
 of its own, from the same transcript. A seal is a keyed BLAKE2b (RFC 7693) over a header and its number on the stream.
 Of the payloads it covers what their header says: the length, and a crc where one was made.
 
-Where a stream is encrypted, all of this goes over TLS 1.3 (RFC 8446) by the standard library: who dials checks the shard's certificate
+If a stream is encrypted, all of this goes over TLS 1.3 (RFC 8446) by the standard library: who dials checks the shard's certificate
 against the authority of the run. Bytes pass through memory, so that streams wait, count bytes and end as they do without it.
 """
 
@@ -84,7 +84,7 @@ def challenge(key: bytes, greeting: bytes, standing: ShardIdentity, nonce: bytes
 
 
 def read_challenge(key: bytes, greeting: bytes, raw: bytes, index: int) -> ShardIdentity:
-    """The shard that answered. Raises Unproven where it does not have the key, or is not shard `index`."""
+    """The shard that answered. Raises Unproven if it does not have the key, or is not shard `index`."""
     said, proof = raw[: _CHALLENGE.size], raw[_CHALLENGE.size :]
     magic, version, its, attempt, term, _nonce = _CHALLENGE.unpack(said)
     if magic != MAGIC or version != WIRE:
@@ -102,7 +102,7 @@ def proof(key: bytes, transcript: bytes) -> bytes:
 
 
 def check_proof(key: bytes, transcript: bytes, said: bytes) -> None:
-    """Raises Unproven where the dialler does not have the key."""
+    """Raises Unproven if the dialler does not have the key."""
     if not hmac.compare_digest(said, proof(key, transcript)):
         raise Unproven("the proof does not fit; this process has another key than its place in the run needs")
 
@@ -119,7 +119,7 @@ class Seal:
         return b"".join((raw[:COVERED], self._tag(raw), b"\0\0\0\0"))
 
     def check(self, raw: bytes | memoryview) -> None:
-        """Raises WireError where `raw` does not carry the seal of the next header."""
+        """Raises WireError if `raw` does not carry the seal of the next header."""
         if not hmac.compare_digest(self._tag(raw), raw[TAG]):
             raise WireError("a header's seal does not fit: it was changed, left out, sent twice or written by a stranger")
 
@@ -158,7 +158,7 @@ class Tls:
         """May something that has come be read?"""
 
     def shake(self, came: bytes | memoryview) -> tuple[bytes, bool]:
-        """Go on with the handshake: (what is to be sent, whether it is over). Raises Unproven where the other end is not who it must be."""
+        """Continue with the handshake: (what is to be sent, whether it is over). Raises Unproven if the other end is not who it must be."""
         self._came.write(came)
         try:
             self._ssl.do_handshake()
@@ -179,7 +179,7 @@ class Tls:
             self.behind = True
 
     def read(self, places: Sequence[memoryview]) -> int:
-        """Decrypt into `places`; how many bytes, 0 where no record is whole. Raises OSError where one was changed, or TLS was ended."""
+        """Decrypt into `places`; how many bytes, 0 where no record is whole. Raises OSError if one was changed, or TLS was ended."""
         done = 0
         with self._lock:
             for place in places:

@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.25
 MOST_STIRRED = 32
 """Streams for which one thread sends at a time; those of more are sent by their own loops."""
 InOwnThread = Callable[[], None]
-"""Goes on with a stream in a thread of its own, by calls that wait."""
+"""Continues with a stream in a thread of its own, by calls that wait."""
 
 
 class _Reader:
@@ -72,7 +72,7 @@ class EventLoop:
         self._paused_listeners: set[int] = set()
         """Listeners that do not accept until the next look, for want of descriptors."""
         self._behind: dict[_Reader, None] = {}
-        """Those of which more can be decrypted; they go on when others have had their turn."""
+        """Those of which more can be decrypted; they continue when others have had their turn."""
         self._looked = 0.0
         self.handshakes: HandshakeQueue | None = None
         """Whom this thread listens to besides: it hangs up on who waits too long."""
@@ -102,7 +102,7 @@ class EventLoop:
     # -- streams ---------------------------------------------------------------------------------
 
     def listen(self, fd: int, accept: Callable[[], None]) -> None:
-        """Call `accept` when somebody dials, or has spoken. Raises OSError where the system can watch no more."""
+        """Call `accept` when somebody dials, or has spoken. Raises OSError if the system can watch no more."""
         self._poller.register(fd, BYTES)
         self._listeners[fd] = accept
 
@@ -132,7 +132,7 @@ class EventLoop:
         self._resume(reader)
 
     def wake(self, stream: NonBlockingStream) -> None:
-        """Go on with a stream that has paused, or was closed."""
+        """Continue with a stream that has paused, or was closed."""
         reader = self._of.get(stream)
         if reader is not None and (stream.closed or isinstance(reader.want, Pause)):
             self._resume(reader)
@@ -268,7 +268,7 @@ class EventLoop:
         self._arm(reader)
 
     def _resume(self, reader: _Reader, error: Exception | None = None) -> None:
-        """Go on with a generator that has paused or has just begun, or end it with `error`."""
+        """Continue with a generator that has paused or has just begun, or end it with `error`."""
         if error is None and reader.stream.closed:
             error = StreamClosed(f"{reader.stream.peer}: closed")
         if self._next(reader, error):
@@ -307,7 +307,7 @@ class EventLoop:
             del self._timed[reader]
 
     def _end(self, reader: _Reader, apart: InOwnThread | None = None) -> None:
-        """The generator has ended: send what is queued, close, or go on in a thread of its own."""
+        """The generator has ended: send what is queued, close, or continue in a thread of its own."""
         stream = reader.stream
         del self._readers[reader.fd], self._of[stream]
         self._timed.pop(reader, None)

@@ -152,7 +152,7 @@ class Flag:
     PLACE: Final = 64
     """Of a LOOKUP: the rows may be put into the memory that the shard lends for them, at `part`."""
     MORE: Final = 128
-    """Of a control body: the next frame of this stream has the same type, and goes on with the body."""
+    """Of a control body: the next frame of this stream has the same type, and continues with the body."""
 
 
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -260,7 +260,7 @@ def dump(body: Any) -> bytes:
 
 
 def frames(header: Header, raw: bytes) -> Iterator[tuple[Header, memoryview]]:
-    """The frames that carry a control body: one up to `MAX_JSON`, else as many as it takes. They go one right after the other."""
+    """The frames that carry a control body: one up to `MAX_JSON`, else as many as it takes. They continuee right after the other."""
     view = memoryview(raw)
     for at in range(0, len(raw) or 1, MAX_JSON):
         more = Flag.MORE if at + MAX_JSON < len(raw) else Flag.NONE
@@ -268,7 +268,7 @@ def frames(header: Header, raw: bytes) -> Iterator[tuple[Header, memoryview]]:
 
 
 def continues(before: Header, header: Header, so_far: int, most: int = MAX_BODY) -> None:
-    """Check that the frame `header` goes on with a body of which `so_far` bytes came, the last of them by `before`. Raises WireError."""
+    """Check that the frame `header` continues with a body of which `so_far` bytes came, the last of them by `before`. Raises WireError."""
     if header.kind is not before.kind:
         raise WireError(f"a body of {before.kind.name} in several frames was broken off by {header.kind.name}")
     if before.length != MAX_JSON:

@@ -20,13 +20,13 @@ from psjob.wire.unauthenticated import STRANGER_LETTERS, one_line
 SENTENCE_BYTES = 4096
 """Most bytes of a refusal that come from somebody who has proven nothing."""
 KeyOf = Callable[[Peer, bytes], bytes]
-"""The key of who dials, of that run. Raises WireError where no such process may."""
+"""The key of who dials, of that run. Raises WireError if no such process may."""
 
 
 def greet(stream: Stream, here: Place, index: int, seconds: float = HELLO_SECONDS, link: bytes | None = None) -> ShardIdentity:
     """Prove to shard `index` that this process dials, and hear who answers. `link`: to worker `index`, with the key of that link.
 
-    Raises StreamClosed, TimeoutError, WireError where it is not it, and Refused where this process was handed no key.
+    Raises StreamClosed, TimeoutError, WireError if it is not it, and Refused where this process was handed no key.
     """
     key, context = link or here.keys.own, here.encryption.dials
     if context is not None and _needed(here.encryption, stream):
@@ -70,7 +70,7 @@ def _needed(encryption: Encryption, stream: Stream) -> bool:
 
 
 def _dialled(stream: Stream, session: Tls, seconds: float) -> Wants[None]:
-    """The handshake of TLS by who dials. Raises WireError where no such shard answers."""
+    """The handshake of TLS by who dials. Raises WireError if no such shard answers."""
     until = time.monotonic() + seconds
     came: bytes | memoryview = b""
     while True:
@@ -100,7 +100,7 @@ def _accepted(stream: NonBlockingStream, session: Tls, first: bytes, until: floa
 
 
 def _some(stream: StreamReading, most: int, until: float) -> Wants[memoryview]:
-    """What comes next, of `most` bytes. Raises WireError where none may."""
+    """What comes next, of `most` bytes. Raises WireError if none may."""
     if most <= 0:
         raise auth.Unproven(f"{STRANGER_BYTES} bytes came without a proof of this run's key")
     place = memoryview(bytearray(most))

@@ -34,7 +34,7 @@ from psjob.wire.frame import (
 from psjob.wire.shared_memory import Region, copy_out
 
 HELLO_SECONDS = 5.0
-"""A stranger has this long to say the header of a hello, and to go on where it pauses."""
+"""A stranger has this long to say the header of a hello, and to continue where it pauses."""
 SILENCE_SECONDS = 20.0
 """A transfer in which no byte moves for this long has failed; one that moves may take as long as it does."""
 LEAST_RATE = 1024
@@ -124,7 +124,7 @@ class ReadRequest:
         return False
 
     def check(self, now: float) -> None:
-        """Raise TimeoutError where it is due."""
+        """Raise TimeoutError if it is due."""
         if self._whole is not None and now - self.began >= self._whole:
             raise TimeoutError(f"{self._stream.peer}: {self.done} of {self._size} bytes came in {self._whole:g} s")
         if self._silence is not None and now - self.moved >= self._silence:
@@ -142,7 +142,7 @@ class Pause:
 
 T = TypeVar("T")
 Wants = Generator[ReadRequest | Pause, None, T]
-"""What reads a stream: it goes on when what it wants is there. What drives it throws StreamClosed and TimeoutError into it."""
+"""What reads a stream: it continues when what it wants is there. What drives it throws StreamClosed and TimeoutError into it."""
 
 
 class StreamReading:
@@ -264,7 +264,7 @@ class StreamReading:
             raise WireError(f"{header.kind.name} of {_place(header)} is damaged: its checksum does not match")
 
     def lent(self, header: Header, offset: int, length: int) -> Any:
-        """Bytes of a LENT frame where they lie, a ctypes array. Raises WireError where they are not in what the peer lends."""
+        """Bytes of a LENT frame where they lie, a ctypes array. Raises WireError if they are not in what the peer lends."""
         if self.borrowed is None:
             raise WireError(f"{header.kind.name} of block {header.block} lies in lent memory, and none was handed over")
         return self.borrowed.buffer(offset, length)

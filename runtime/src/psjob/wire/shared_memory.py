@@ -50,7 +50,7 @@ class Region:
 
     @classmethod
     def lend(cls, size: int, unsealed: Callable[[int], None] | None = None) -> Region:
-        """New memory full of zeros, of at least one byte, for this process to write. Raises OSError where the kernel has none.
+        """New memory full of zeros, of at least one byte, for this process to write. Raises OSError if the kernel has none.
 
         `unsealed` gets the descriptor while others can still map it for writing.
         """
@@ -327,7 +327,7 @@ def accept_forever(
 
 
 def fetch(address: str, token: str, fd: int) -> int:
-    """Lend `fd` to the process that listens at `address`; the descriptor that it lends. Raises OSError where it is out of reach.
+    """Lend `fd` to the process that listens at `address`; the descriptor that it lends. Raises OSError if it is out of reach.
 
     Or where the other side names what no counter is called: it could send this process to any program of the machine.
     """
@@ -391,7 +391,7 @@ class RingAllocator:
         return at
 
     def copied(self, offset: int) -> None:
-        """The reader has copied what lies at `offset`. Raises WireError where nothing is held there."""
+        """The reader has copied what lies at `offset`. Raises WireError if nothing is held there."""
         if self._ends.pop(offset, None) is None:
             raise WireError(f"byte {offset} of lent memory holds nothing that is to be copied")
         while self._held and self._held[0] not in self._ends:

@@ -37,7 +37,7 @@ JOINED = 16 << 10
 """Frames of so many bytes together are sent as one piece of memory."""
 MSG_MORE = getattr(socket, "MSG_MORE", 0)
 _LAST_ACK = 56
-"""Where tcpi_last_ack_recv (uint32, milliseconds) lies in struct tcp_info of linux/tcp.h."""
+"""If tcpi_last_ack_recv (uint32, milliseconds) lies in struct tcp_info of linux/tcp.h."""
 Buffer = bytes | bytearray | memoryview
 Part = Header | Buffer
 """A header, which is packed and sealed when its turn to be sent has come, or bytes that stand."""
@@ -141,7 +141,7 @@ class Stream(StreamReading):
         return [seal.on(part.pack()) if isinstance(part, Header) else part for part in parts]
 
     def _send_all(self, part: Buffer, flags: int) -> None:
-        """Raises OSError, also where the peer takes no byte for SILENCE_SECONDS."""
+        """Raises OSError, also if the peer takes no byte for SILENCE_SECONDS."""
         size, done, moved = len(part), 0, 0.0
         while done < size:
             try:
@@ -184,7 +184,7 @@ class Stream(StreamReading):
             return 0.0
 
     def readable(self, seconds: float) -> bool:
-        """Whether there is something to read within `seconds`, the end included. Raises StreamClosed where this side has closed."""
+        """Whether there is something to read within `seconds`, the end included. Raises StreamClosed if this side has closed."""
         if self.ahead():
             return True
         try:
@@ -198,7 +198,7 @@ class Stream(StreamReading):
         return bool(self._poll.poll(int(1000 * seconds)))
 
     def gone(self) -> bool:
-        """Whether the peer has closed already, so far as can be told without waiting and once all that it sent is read."""
+        """Whether the peer has closed already, so far as is known without waiting and once all that it sent is read."""
         try:
             return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -301,7 +301,7 @@ def unpaced(sock: socket.socket) -> None:
 def unheard(sock: socket.socket) -> float:
     """Seconds since the peer's system last confirmed anything; with `keepalive` it is asked to where nothing is sent.
 
-    A peer that stands still goes on confirming: its system does that. 0 where this system does not tell. Raises OSError.
+    A peer that stands still continues confirming: its system does that. 0 where this system does not tell. Raises OSError.
     """
     if not sys.platform.startswith("linux"):
         return 0.0

@@ -112,7 +112,7 @@ class HandshakeQueue:
         return len(self._waiting)
 
     def add(self, sock: socket.socket, enter: Callable[[socket.socket, float], object]) -> None:
-        """It has dialled; `enter` is given it once it has spoken, and when it had dialled. Raises OSError where no more can be watched."""
+        """It has dialled; `enter` is given it once it has spoken, and when it had dialled. Raises OSError if no more can be watched."""
         self._listen(sock.fileno(), partial(self._speaks, sock, enter))
         self._waiting[sock] = time.monotonic()
 

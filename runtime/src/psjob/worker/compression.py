@@ -65,7 +65,7 @@ class WorkerCompression:
         self._large = False
 
     def check(self, beside: int = 0) -> None:
-        """Raise Refused where the residuals could not be saved with the `beside` bytes of a rule's state."""
+        """Raise Refused if the residuals could not be saved with the `beside` bytes of a rule's state."""
         self._large = max((self._left_bytes(codec) for codec in codecs.CODECS.values() if codec.feeds_back), default=0) + beside > LIMIT
         codec = None if self._config.push == contract.AUTO_CODEC else codecs.named(self._config.push)
         if codec is None or not codec.feeds_back or not self._large:

@@ -424,7 +424,7 @@ class ShardConnection:
             lane.read_lock.call()
 
     def close(self) -> None:
-        """Close every stream; the thread that reads goes on with the next one."""
+        """Close every stream; the thread that reads continues with the next one."""
         for lane in self.lanes:
             lane.stream.close()
 
@@ -498,7 +498,7 @@ class ShardConnection:
     def _look(self, lane: WorkerLane) -> None:
         """Nothing came for LOOK_SECONDS.
 
-        Raises StreamClosed where the shard's host has confirmed nothing for SILENCE_SECONDS, or something is owed and no byte has moved.
+        Raises StreamClosed if the shard's host has confirmed nothing for SILENCE_SECONDS, or something is owed and no byte has moved.
         """
         if lane.stream.unheard() > SILENCE_SECONDS:
             raise StreamClosed(f"{lane.stream.peer}: its host has confirmed nothing for {SILENCE_SECONDS:.0f} s")
@@ -521,7 +521,7 @@ class ShardConnection:
             lane.stream.borrowed = None  # a shard that was lost lent as much as it had
 
     def _open_lanes(self, main: WorkerLane, body: dict[str, Any]) -> None:
-        """Dial the further lanes that the shard offers. Raises StreamClosed where it does not take them."""
+        """Dial the further lanes that the shard offers. Raises StreamClosed if it does not take them."""
         for number in range(1, min(int(body.get("lanes", 1)), MAX_LANES)):
             stream = tcp.again(main.stream, DIAL_SECONDS)
             greet(stream, self.state.place, self.index)

@@ -108,7 +108,7 @@ class Exchange:
         self.state.stepped()
 
     def begin(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float) -> Callable[[Block], Header]:
-        """Begin a clock: the shards are told its hyperparameters, and what comes back makes the push of a block."""
+        """Begin a clock: the shards get its hyperparameters, and what comes back makes the push of a block."""
         state = self.state
         state.check()
         none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
@@ -339,7 +339,7 @@ class ModelMemory:
         return pack.pieces(targets)
 
     def landing(self, block: int, pack: Pack, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Where the block's answer is received, and what puts it into the targets from there."""
+        """If the block's answer is received, and what puts it into the targets from there."""
         direct = pack.direct(targets)
         return (pack.flat, lambda: pack.scatter(targets)) if direct is None else (direct, lambda: None)
 
@@ -424,7 +424,7 @@ def _first_bad(tensors: Sequence[torch.Tensor | None]) -> int | None:
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for _, tensor in floats:
             by_device.setdefault(tensor.device, []).append(tensor.sum(dtype=torch.float32))
-        # A sum of all is finite only where each number is; one wait for a device, however many tensors.
+        # A sum of all is finite only if each number is; one wait for a device, however many tensors.
         if all(bool(torch.isfinite(torch.stack(sums)).all()) for sums in by_device.values()):
             return None
         return next((place for place, tensor in floats if not bool(torch.isfinite(tensor).all())), None)

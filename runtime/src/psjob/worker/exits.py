@@ -124,7 +124,7 @@ class ExitWatch:
         child = os.fork()
         if child == 0:
             libc = ctypes.CDLL(None)
-            # Threads of libraries are not in a fork: what runs after the interpreter's end could wait for them for ever.
+            # Threads of libraries are not in a fork: what runs after the interpreter's end could wait for them forever.
             libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
             return
         status = _wait(child)

@@ -40,7 +40,7 @@ from psjob.worker.session import WorkerSession
 
 
 def session_at(place: Place, *given: Any) -> WorkerSession:
-    """As WorkerSession. Raises Refused where the agent's lines to other processes are not open."""
+    """As WorkerSession. Raises Refused if the agent's lines to other processes are not open."""
     if place.config.processes == 1:
         return WorkerSession(place, *given)
     return FollowerSession(place, *given) if place.local else LeaderSession(place, *given)
@@ -49,7 +49,7 @@ def session_at(place: Place, *given: Any) -> WorkerSession:
 def lead(session: LeaderSession, device: torch.device) -> PodSum:
     """As process 0: choose from where all models lie, meet the others where the way needs a group, and tell them what holds.
 
-    Where they cannot meet, or one lacks the memory for it, shared memory is taken, unless the manifest asks for the way. Raises SessionEnd.
+    If they cannot meet, or one lacks the memory for it, shared memory is taken, unless the manifest asks for the way. Raises SessionEnd.
     """
     config, places = session.place.config, session.lying
     chosen = _chosen(session, [localreduce.lying(device), *(places[local] for local in sorted(places))])
@@ -170,7 +170,7 @@ class LeaderSession(WorkerSession):
         self._sums = lead(self, localreduce.device_of(parameters))
 
     def _compare(self) -> None:
-        """Raises SessionEnd where a process has another model."""
+        """Raises SessionEnd if a process has another model."""
         for number, table in sorted(self._tables.items()):
             if table == list(self.layout.table):
                 continue
@@ -193,7 +193,7 @@ class LeaderSession(WorkerSession):
             self._record(0, self.clock, record)
 
     def _record(self, local: int, clock: int | None, record: bytes) -> None:
-        """A process has made its record. A worker that dies before its next step goes on from the one that is handed in now."""
+        """A process has made its record. A worker that dies before its next step continues from the one that is handed in now."""
         with self.cond:
             self._records.add(local, clock, record)
             whole = None if self.reduces else self._records.whole(self.clock)  # with the worker's weights where it steps by itself
@@ -526,7 +526,7 @@ class FollowerSession(WorkerSession):
             self.cond.notify_all()
 
     def _adopt(self, layout: Layout) -> None:
-        """The job's blocks, which are others than this version would cut where it goes on from a checkpoint of another one."""
+        """The job's blocks, which are others than this version would cut where it continues from a checkpoint of another one."""
         if layout != self.layout:
             self.adopt(layout.to_json()["blocks"])
 

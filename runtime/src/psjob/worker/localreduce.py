@@ -1,7 +1,7 @@
 """Memory that the processes of one worker share, and how their gradients come together in it.
 
 It holds the gradients of each process, and the answers of the shards once for all. `collectives.localsum` chooses the way in which they
-are summed. It is told which GPU each process computes on, how quickly that and the CPU move bytes, and what `nvidia-smi` says.
+are summed. It gets which GPU each process computes on, how quickly that and the CPU move bytes, and what `nvidia-smi` says.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PodMemory:
         return self._gradients[self._first][block].flat
 
     def answer(self, block: int) -> torch.Tensor:
-        """Where the shards' answer of a block lies, 1-D."""
+        """If the shards' answer of a block lies, 1-D."""
         return self._weights[block].flat
 
     def scatter(self, targets: Sequence[torch.Tensor]) -> None:
@@ -167,7 +167,7 @@ class PodSum(Protocol):
     def sum(self, present: Sequence[int], active: Sequence[int], mean: bool) -> None:
         """Put what this process owns of the sum, or of the mean, of those `present` into shared memory.
 
-        `active`: the processes that make this call. Raises RuntimeError where another one has gone.
+        `active`: the processes that make this call. Raises RuntimeError if another one has gone.
         """
 
 
@@ -250,7 +250,7 @@ def make_group(way: str, fd: int, local: int, processes: int, device: torch.devi
     It stays open as long as this process lives. torch opens the store by its name again, at the group's end too, and would write into
     whatever has the number then.
 
-    Raises RuntimeError where one of them does not come, or the backend cannot be had.
+    Raises RuntimeError if one of them does not come, or the backend cannot be had.
     """
     try:
         backends: Any = dist  # some of its names are not in its stubs

@@ -108,7 +108,7 @@ class WorkerSideRule:
 
     @classmethod
     def of(cls, rule: str, parameters: Sequence[torch.Tensor], groups: Sequence[int]) -> WorkerSideRule | None:
-        """That of the rule of this name, where it has one. Raises Refused where its state could not be saved."""
+        """That of the rule of this name, where it has one. Raises Refused if its state could not be saved."""
         made = rules.named(rule)
         if not isinstance(made, WorkerHalf):
             return None
@@ -146,7 +146,7 @@ class WorkerSideRule:
         return {f"{row}.{slot}": tensor for row, state in self._states.items() for slot, tensor in state.slots.items()}
 
     def load_state_dict(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Put back what `state_dict` gave. Raises ValueError where a tensor does not fit its parameter."""
+        """Put back what `state_dict` gave. Raises ValueError if a tensor does not fit its parameter."""
         self._states.clear()
         for name, tensor in saved.items():
             row, slot = name.split(".")

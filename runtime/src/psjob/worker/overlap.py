@@ -5,7 +5,7 @@ push by a frame without payload that names it (HELD), or pushes the block whole 
 Answers are awaited by the modules that use them. Hooks tell of gradients as backward makes them, of modules as they begin, and of
 readers of the weights.
 
-A block is ready when every parameter of it that had a gradient in the step before has one again. Where a step is made of several
+A block is ready when every parameter of it that had a gradient in the step before has one again. If a step is made of several
 backward passes (accumulation), it is ready in the pass in which the step before was through with it.
 
 A module that was seen to run waits for its own parameters. Another one may never run: its parent reads its weights, as attention does
@@ -65,7 +65,7 @@ class Readiness:
         return ready
 
     def step_made(self) -> None:
-        """What was told since the last step is a step's whole; a step without any gradient says nothing about the next."""
+        """What was seen since the last step is a step's whole; a step without any gradient says nothing about the next."""
         if any(self.seen):
             self._expected = self.seen
         self._begin()

@@ -38,7 +38,7 @@ def meet_workers(
     """What each worker has said at this point, by rank, once all are there; with `first`, once rank 0 is there, what that has said.
 
     None: the point was passed before this process began, or it does not wait and some are missing. `check` raises what ends the wait.
-    Raises NotMet where a worker has ended its script without coming, or shard 0 cannot be reached for `connect_seconds`.
+    Raises NotMet if a worker has ended its script without coming, or shard 0 cannot be reached for `connect_seconds`.
     """
     heard = noted = time.monotonic()
     while True:
@@ -66,7 +66,7 @@ def meet_workers(
 
 
 def _asked(place: Place, question: dict[str, object], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """The answer of shard 0 to one question. Raises StreamClosed, TimeoutError and WireError where no shard 0 of this run answers."""
+    """The answer of shard 0 to one question. Raises StreamClosed, TimeoutError and WireError if no shard 0 of this run answers."""
     stream = newest_process(place, 0)
     try:
         head = Header(Kind.HELLO, run=run_digest(place.run), worker=place.index, start=place.number, rewinds=place.rewinds)

@@ -164,7 +164,7 @@ def start_again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = N
     """End child processes and start the same command with `rewinds` counted up, in `mode` where one is named. Does not return.
 
     The folder and the environment are those that the process began with, and `more`. What the script and its libraries set since may
-    be meant for this process alone, such as the address of a child.
+    be meant for only this process, such as the address of a child.
     """
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # torch's loader raises from SIGCHLD when its processes end
         _reset(number)

@@ -70,7 +70,7 @@ class RowIds:
         """By shard."""
 
     def all(self, table: int) -> torch.Tensor:
-        """The ids of every row of a table, ascending. Raises SessionEnd, also where a page does not come in SECONDS."""
+        """The ids of every row of a table, ascending. Raises SessionEnd, also if a page does not come in SECONDS."""
         state = self._state
         self._finish()
         found: list[torch.Tensor] = []
@@ -310,7 +310,7 @@ class Rows:
         return asked.rows
 
     def offer(self, grads: Sequence[RowGrads | None], hyperparameters: Sequence[Mapping[str, Any]]) -> None:
-        """What the next push carries, by table (None: no row). Raises SessionEnd where that is too large."""
+        """What the next push carries, by table (None: no row). Raises SessionEnd if that is too large."""
         for spec, given in zip(self.specs, grads, strict=True):
             if given is not None and max(given.counts) > push_limit(spec.dim):
                 raise SessionEnd(
@@ -424,7 +424,7 @@ class Rows:
         self.listing.again(link)
 
     def land(self, link: ShardConnection, stream: Stream, header: Header, applied: Callable[[Header], None]) -> None:
-        """Read ROWS to where they were asked for; `applied` is told where they answer a push."""
+        """Read ROWS to where they were asked for; `applied` is called if they answer a push."""
         state = self.state
         with state.cond:
             lookup = self._asked[link.index].get(header.request)
@@ -490,7 +490,7 @@ class Rows:
         lane.send(header, lookup.asked.ids[lookup.begin : lookup.end])
 
     def _copy(self, link: ShardConnection, lookup: _Lookup, header: Header, rows: memoryview) -> None:
-        """Take rows out of lent memory. Raises WireError where they lie anywhere else than they were asked to."""
+        """Take rows out of lent memory. Raises WireError if they lie anywhere else than they were asked to."""
         answers, at = self.sharing.answers(link.index), lookup.slot * LOOKUP_BYTES
         if answers is None or (header.part, header.length) != (at, len(rows)):
             raise WireError(f"ROWS of table {header.table}: {header.length} lent bytes at {header.part}, expected {len(rows)} at {at}")

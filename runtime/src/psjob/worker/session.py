@@ -169,7 +169,7 @@ class WorkerSession:
             self.handle(e.InsideRound())
 
     def heartbeat(self) -> None:
-        """The script has made a step that pushes nothing: that it goes on is told now and then. Raises SessionEnd."""
+        """The script has made a step that pushes nothing: it reports now and then that it continues. Raises SessionEnd."""
         self.check()
         now = time.monotonic()
         if self.place.config.step_timeout is not None and now - self._heartbeat_sent >= TICK_SECONDS:
@@ -190,7 +190,7 @@ class WorkerSession:
         if self.stage_links is not None:
             self.stage_links.leave()
         if self.stage is None:  # others push a stage's lent blocks no more
-            self.exchange.sharing.settle(self.place.config.workers - 1)  # the others may go on as soon as this worker has left
+            self.exchange.sharing.settle(self.place.config.workers - 1)  # the others may continue as soon as this worker has left
         self.handle(e.Through(record, self.idle.told))
         self.wait(lambda: False, "the checkpoint that holds this worker's end")
 
@@ -340,7 +340,7 @@ class WorkerSession:
 
     @property
     def nowhere(self) -> frozenset[int]:
-        """Tensors for which no worker had a gradient at the last clock; told only where the workers step by themselves."""
+        """Tensors for which no worker had a gradient at the last clock; told only if the workers step by themselves."""
         with self.cond:
             return frozenset().union(*(none for link in self.links for none in link.none.values()))
 
@@ -376,7 +376,7 @@ class WorkerSession:
         return ["tcp"] if coded or config.transport == "tcp" or not shared_memory.possible() else ["shared", "tcp"]
 
     def adopt(self, blocks: object) -> None:
-        """The job's parameters lie in other blocks than this version would cut: it goes on from a checkpoint of another one.
+        """The job's parameters lie in other blocks than this version would cut: it continues from a checkpoint of another one.
 
         Before anything is exchanged, while the script waits in `join`. Raises WireError for blocks that are no layout of its parameters.
         """
@@ -392,14 +392,14 @@ class WorkerSession:
         self.on_layout()
 
     def withdraw(self) -> None:
-        """The script goes on without an answer, or this is a fork: what it writes must not reach a push that a shard still holds."""
+        """The script continues without an answer, or this is a fork: what it writes must not reach a push that a shard still holds."""
         self.exchange.sharing.withdraw()
         self.rows.sharing.withdraw()
 
     def block_states(self) -> dict[int, bytes]:
         """The shards' optimizer state: STATE bodies by block (see optimizers.assemble_state).
 
-        Raises SessionEnd, also where they do not come in STATE_SECONDS.
+        Raises SessionEnd, also if they do not come in STATE_SECONDS.
         """
         self.exchange.finish()
         with self.cond:

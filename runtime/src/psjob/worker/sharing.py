@@ -146,7 +146,7 @@ class Mirror:
         self._pagemap = Pagemap(span.page)
 
     def show(self, index: int, region: Region, blocks: Iterable[int]) -> None:
-        """Show what shard `index` lends for its `blocks`. Raises WireError where the model lies in other memory of it.
+        """Show what shard `index` lends for its `blocks`. Raises WireError if the model lies in other memory of it.
 
         The memory under the model's parameters is never changed for another while the script may read it.
         """
@@ -315,7 +315,7 @@ class Sharing:
         return self.span.offsets[block], self.span.layout.blocks[block].nbytes
 
     def stage(self, block: int, grads: Sequence[torch.Tensor | None], scale: float) -> bool:
-        """Bring a block's gradients where the shards read them, before they are told. False: they have to be sent."""
+        """Bring a block's gradients where the shards read them, before they hear of them. False: they have to be sent."""
         assert self._arena is not None
         return self._arena.stage(block, grads, scale, self._kept)
 
@@ -344,6 +344,6 @@ class Sharing:
             self._mirror.settle(others)
 
     def withdraw(self) -> None:
-        """The script goes on without an answer, or this is a fork: what it writes must not reach a push that a shard still holds."""
+        """The script continues without an answer, or this is a fork: what it writes must not reach a push that a shard still holds."""
         if self._arena is not None:
             self._arena.withdraw()

@@ -50,7 +50,7 @@ log = logging.getLogger("psjob.worker")
 
 
 class StageLending:
-    """What one side lends for one stream. Raises OSError where the system has no such memory."""
+    """What one side lends for one stream. Raises OSError if the system has no such memory."""
 
     def __init__(self) -> None:
         self.region = Region.lend(BYTES)
@@ -66,7 +66,7 @@ class StageLending:
         return offset
 
     def copied(self, offset: int) -> None:
-        """The neighbour has copied what lies at `offset`. Raises WireError where nothing lies there."""
+        """The neighbour has copied what lies at `offset`. Raises WireError if nothing lies there."""
         with self._lock:
             self.ring.copied(offset)
 
@@ -149,7 +149,7 @@ class StageSharing:
         return True
 
     def copied(self, stream: Stream, offset: int) -> None:
-        """The neighbour has copied what lay at `offset`. Raises WireError where nothing does."""
+        """The neighbour has copied what lay at `offset`. Raises WireError if nothing does."""
         lending = self._lent.get(stream)
         if lending is None:
             raise WireError("COPIED on a stream for which no memory is lent")

@@ -59,7 +59,7 @@ class SessionState:
         self.stage = place.config.stages.of(place.index)
         """Which stage of the model this worker has; None: all of the model."""
         self.layout = Layout.of(tuple(table))
-        """Another one where the job goes on from a checkpoint of other blocks."""
+        """Another one where the job continues from a checkpoint of other blocks."""
         addresses = [f"{shard.host}:{shard.port}" for shard in place.config.shards]
         self.machine = WorkerMachine(place.index, self.mode, self.reduces, addresses, place.config.connect_seconds)
         self.cond = threading.Condition()

@@ -37,7 +37,7 @@ averages = StochasticWeightAveraging(swa_lrs=0.01)
 trainer = lightning.Trainer(strategy="ps", accelerator="cpu", max_epochs=2, callbacks=[averages], logger=False, enable_checkpointing=False)
 trainer.fit(Net(), data)
 
-# %% lit_resumes: Training goes on from a file of Lightning's.
+# %% lit_resumes: Training continues from a file of Lightning's.
 before, file = lightning.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False), f"{os.getpid()}.ckpt"
 before.fit(Net(), data)
 before.save_checkpoint(file)

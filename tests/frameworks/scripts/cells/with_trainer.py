@@ -34,7 +34,7 @@ trainer = Trainer(Net(), arguments(num_train_epochs=1), train_dataset=data[:8])
 trainer.add_callback(PSCallback())
 trainer.train()
 
-# %% trainer_resumes: Training goes on from a checkpoint of the Trainer's.
+# %% trainer_resumes: Training continues from a checkpoint of the Trainer's.
 before = f"before-{os.getpid()}"
 Trainer(Net(), arguments(before, max_steps=1, save_steps=1), train_dataset=data[:8]).train()
 trainer = Trainer(Net(), arguments(num_train_epochs=1, max_steps=2, save_steps=1), train_dataset=data[:8], callbacks=[PSCallback()])

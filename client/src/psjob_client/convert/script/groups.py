@@ -37,7 +37,7 @@ QUIET = (
     ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.IfExp, ast.Subscript,
     ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop,
 )  # fmt: skip
-"""Parts of expressions that do nothing but give a value."""
+"""Parts of expressions that do nothing except give a value."""
 
 
 def convert_groups(work: ScriptEdits) -> None:

@@ -108,7 +108,7 @@ class Text:
         self.newline = "\r\n" if b"\r\n" in self.raw else "\n"
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Where a node stands, without what is around it in parentheses."""
+        """If a node stands, without what is around it in parentheses."""
         assert isinstance(node, ast.expr | ast.stmt | ast.keyword | ast.alias | ast.arg)
         assert node.end_lineno is not None and node.end_col_offset is not None
         start = self._starts[node.lineno - 1] + node.col_offset
@@ -117,7 +117,7 @@ class Text:
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def whole(self, node: ast.expr | ast.keyword) -> tuple[int, int]:
-        """Where an operand or an argument stands, with the parentheses around it."""
+        """If an operand or an argument stands, with the parentheses around it."""
         start, end = self.span(node)
         above = self.parents[node]
         if isinstance(node, ast.keyword) or not isinstance(above, ast.expr):
@@ -183,7 +183,7 @@ class Text:
         return isinstance(statement, ast.If) and self.raw[self.span(statement)[0] :].startswith(b"elif")
 
     def starts_its_line(self, statement: ast.stmt) -> bool:
-        """Nothing but white space stands before the statement in its line."""
+        """Only white space stands before the statement in its line."""
         start = self.span(statement)[0]
         return not self.raw[self.line_of(statement)[0] : start].strip()
 

@@ -36,7 +36,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class HangUp:
-    """Close a worker's stream once what was told has been sent."""
+    """Close a worker's stream once its messages have been sent."""
 
     stream: int
 
@@ -45,7 +45,7 @@ class HangUp:
 class Welcome:
     """Let a worker in, and give it `record` (of `record_clock`; -1: the run's first values) where it is to put one back.
 
-    `body` goes beside what shard 0 itself says of the worker. `acked` is the clock at which a fresh process goes on (None: it knows its
+    `body` goes beside what shard 0 itself says of the worker. `acked` is the clock at which a fresh process continues (None: it knows its
     place). `init`: it is rank 0 and is to give the run's first values; it has not joined. A driver that cannot let it in says NotJoined.
     """
 

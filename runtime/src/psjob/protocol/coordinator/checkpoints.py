@@ -83,7 +83,7 @@ def unprepared(state: CoordinatorState, index: int) -> list[Prepare]:
 
 
 def stop_at(state: CoordinatorState, snapshot: Snapshot, step: int) -> None:
-    """Workers that stand still go on to `step` and end there, with this snapshot."""
+    """Workers that stand still continue to `step` and end there, with this snapshot."""
     snapshot.stop = True
     state.tell_all(Kind.STOP, clock=step)
 
@@ -248,7 +248,7 @@ def try_commit(state: CoordinatorState) -> None:
 
 
 def committed(state: CoordinatorState, event: events.ManifestCommitted) -> Snapshot | None:
-    """A snapshot is a checkpoint: show it. Returns the snapshot in flight, if it is that one: what waited for it goes on."""
+    """A snapshot is a checkpoint: show it. Returns the snapshot in flight, if it is that one: what waited for it continues."""
     snapshot, made, tries, progress = state.snapshots.current, event.made, state.tries, state.progress
     tries.base, tries.tries, tries.full = event.snapshot, 0, None
     progress.checkpoint_problem = None

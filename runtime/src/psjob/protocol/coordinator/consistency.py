@@ -219,7 +219,7 @@ def _cause(odd: Digest, usual: Digest, kind: str, ranks: tuple[int, int]) -> str
 
 
 MOST_PASSES: Final = 64
-"""Passes of which it is kept what was told."""
+"""Passes whose reports are kept."""
 
 REMEDY: Final = (
     "psjob.shard gives each worker its part, and data that are a part by rank already would be cut twice. Give it all of the data, made "
@@ -262,7 +262,7 @@ class Difference:
 
 
 class Alike:
-    """What was told first of each pass, by the worker of lowest rank so far."""
+    """The first report of each pass, by the worker of lowest rank so far."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[int, int], tuple[int, Told]] = {}

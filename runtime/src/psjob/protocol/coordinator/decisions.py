@@ -25,7 +25,7 @@ class DecisionOrder:
     go: Mapping[int, int]
 
     def numbered(self, number: int) -> Decide:
-        """As shards are told. A batch's `staleness` is the largest of its kept pushes."""
+        """As shards get it. A batch's `staleness` is the largest of its kept pushes."""
         version, batches = self.version, []
         for batch in self.batches:
             staleness = max((version - push.base for push in batch.kept if push.base is not None), default=None)
@@ -37,7 +37,7 @@ class DecisionOrder:
 class Decisions:
     """Each push that has arrived on all of `shards` is decided on exactly once, a worker's in the order of their clocks.
 
-    `version` counts updates, `clocks` each worker's decided pushes; both go on from a checkpoint's. `live` are workers that have not left.
+    `version` counts updates, `clocks` each worker's decided pushes; both continue from a checkpoint's. `live`: workers that have not left.
     """
 
     def __init__(self, mode: Mode, shards: Iterable[int], version: int, clocks: Mapping[int, int], live: Iterable[int]) -> None:
@@ -63,7 +63,7 @@ class Decisions:
     def told(self, shard: int, worker: int, clock: int, base: int | None, now: float) -> DecisionOrder | None:
         """A shard has a worker's whole push, computed on blocks of version `base` at least (None: not known).
 
-        Returns what is to be carried out now, if anything is. What is told twice changes nothing.
+        Returns what is to be carried out now, if anything is. A second report changes nothing.
         """
         if clock < self._arrived[worker]:
             return None
@@ -87,7 +87,7 @@ class Decisions:
         return self.ask(now)
 
     def ask(self, now: float) -> DecisionOrder | None:
-        """Ask the mode until it has nothing more to say, then who may go on."""
+        """Ask the mode until it has nothing more to say, then who may continue."""
         return self._ask(now, None)
 
     def _ask(self, now: float, only: int | None) -> DecisionOrder | None:
@@ -146,7 +146,7 @@ def _keys(pushes: Iterable[Push]) -> list[tuple[int, int]]:
 
 
 class Orders:
-    """Since one restore, numbered from 1. `shards` are those that hold anything: the others are told nothing."""
+    """Since one restore, numbered from 1. `shards` are those that hold anything: the others get nothing."""
 
     def __init__(self, shards: Iterable[int]) -> None:
         self.shards = frozenset(shards)
@@ -170,7 +170,7 @@ class Orders:
                 self._kept.popleft()
 
     def missed(self, shard: int, carried: int | None) -> list[Decide] | None:
-        """What a shard that has carried out `carried` is to be told again, in order; None: it cannot go on from there.
+        """What a shard that has carried out `carried` has to hear again, in order; None: it cannot continue from there.
 
         That is so where an order broke off in it (`carried` None), where it has carried out more than was ordered, or less than it had.
         """

@@ -1,4 +1,4 @@
-"""How a job ends: workers leave, the last checkpoint is committed, everyone is told; or it is asked to stop, or to change its mode.
+"""How a job ends: workers leave, the last checkpoint is committed, everyone hears of it; or it is asked to stop, or to change its mode.
 
 Another mode is what the mounted config asks of a running job, and so is a checkpoint now. The checkpoint is an ordinary one, of the mode
 that runs. Every shard reads it back in the other mode and every worker begins again from it, as after a lost shard. So whatever dies on
@@ -32,7 +32,7 @@ FINISHED_SECONDS = 60.0
 COMPANY_SECONDS = 10.0
 """and so long after each for the next. The planner starts it again for a worker that comes later."""
 TOLD_SECONDS = 10.0
-"""So long it waits for workers that were told to hang up."""
+"""So long it waits for workers that were asked to hang up."""
 QUIT_SECONDS = 0.3
 CONFIG_SECONDS = 2.0
 """From one look at the mounted config to the next."""
@@ -138,14 +138,14 @@ def already_over(state: CoordinatorState) -> None:
 
 
 def came_back(state: CoordinatorState, stream: Stream) -> None:
-    """A worker was told that the run is over: others may be on their way. The wait is not renewed by a process that came before."""
+    """A worker has heard that the run is over: others may be on their way. The wait is not renewed by a process that came before."""
     if (stream.rank, stream.incarnation) not in state.ending.back:
         state.ending.back.add((stream.rank, stream.incarnation))
         state.ending.quit_at = state.now + COMPANY_SECONDS
 
 
 def leave(state: CoordinatorState) -> None:
-    """End this process once everyone was told and hung up, or the wait is over."""
+    """End this process once everyone has heard of it and hung up, or the wait is over."""
     ending = state.ending
     if ending.quit_at is None or state.now < ending.quit_at:
         return
@@ -168,7 +168,7 @@ def _quit(state: CoordinatorState, code: int) -> None:
 
 
 def take_mode_of(state: CoordinatorState, made: CheckpointFacts) -> None:
-    """This coordinator goes on from a checkpoint of its own run, or of one that this run resumes.
+    """This coordinator continues from a checkpoint of its own run, or of one that this run resumes.
 
     The config is read again before a request is compared: what this process began with may be older than the checkpoint.
     """

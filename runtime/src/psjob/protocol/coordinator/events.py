@@ -41,7 +41,7 @@ class JobFacts:
     checkpoints: bool = True
     """False: `checkpoint.disabled`; only the first and the last one are made."""
     resume_from: str | None = None
-    """Folder of another run that this one goes on from."""
+    """Folder of another run that this one continues from."""
     policy: str = "AllWorkers"
     update_at: str | None = None
     update_rule: str | None = None
@@ -119,7 +119,7 @@ class Stream:
     tables: tuple[Mapping[str, Any], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     layout: str = ""
-    """Digest of the blocks that this process would cut its parameters in, or has been told; empty: not known."""
+    """Digest of the blocks that this process would cut its parameters in, or has heard of; empty: not known."""
     problem: str | None = None
     """Why its hello can be no job's: a sentence for the person who runs the script."""
     listens: tuple[str, int] | None = None
@@ -232,7 +232,7 @@ class WorkerStops:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A worker's script goes on, by a step that pushes nothing.
+    """A worker's script continues, by a step that pushes nothing.
 
     `passes`: how many passes over its data it has run through again, told once it stands where it was.
     """
@@ -279,7 +279,7 @@ class Measured:
     """What a worker of a stage tells of itself at step `clock`; None where it is not known.
 
     `idle`: the part of its last steps in which it waited. `resident`, `peak` and `device_peak`: bytes in RAM now and at most, and at most
-    on its device. `waits`: what it has waited for since `seconds`, None: it goes on; `awaited`: the worker that this comes from.
+    on its device. `waits`: what it has waited for since `seconds`, None: it continues; `awaited`: the worker that this comes from.
     `delay`: by how many updates its last ones were late, where stages do not flush.
     """
 
@@ -300,7 +300,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class TookUp:
-    """Before Started: shard 0's process goes on from the memory of one of the same attempt, which served its part of `layout`.
+    """Before Started: shard 0's process continues from the memory of one of the same attempt, which served its part of `layout`.
 
     `workers` are how far each rank was there, and `snapshot` is the highest number that was given to one. `clip`: the order to clip that
     was given last, as (version, factor).

@@ -163,7 +163,7 @@ def _of_disk(state: CoordinatorState, event: Event) -> bool:
 
 
 def _committed(state: CoordinatorState, event: events.ManifestCommitted) -> None:
-    """A snapshot is a checkpoint: what waited for it goes on."""
+    """A snapshot is a checkpoint: what waited for it continues."""
     snapshot, made = checkpoints.committed(state, event), event.made
     if snapshot is None:
         return

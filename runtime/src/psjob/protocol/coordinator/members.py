@@ -1,4 +1,4 @@
-"""Who the workers are, where each one stands, and from which record it could go on."""
+"""Who the workers are, where each one stands, and from which record it could continue."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Members:
         self.missing = {m.rank for m in self.live() if not m.here}
 
     def took_up(self, workers: Sequence[WorkerFacts]) -> None:
-        """Another process of shard 0 goes on: who speaks for a rank, how far it is and whether it has left is what the shard's memory says.
+        """Another process of shard 0 continues. Who speaks for a rank, how far it is and whether it has left: the shard's memory says it.
 
         Each that has not left hands in its newest record when it comes.
         """

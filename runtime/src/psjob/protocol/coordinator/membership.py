@@ -1,6 +1,6 @@
 """Who takes part: whom a hello lets in, at which clock a worker joins, from which record, and who hangs.
 
-A process must be of the job's mode, model and rule, and of no step that a restore has undone. One that knows its place goes on at once.
+A process must be of the job's mode, model and rule, and of no step that a restore has undone. One that knows its place continues at once.
 A fresh one is placed where all shards have its rank. If it cannot be placed, all go back to the newest checkpoint.
 
 A worker hangs if it makes no step for too long while others wait for it. One that is only slow, or that nobody waits for, is left alone.
@@ -27,7 +27,7 @@ from psjob.wire.frame import Kind
 PACE_SECONDS = 0.25
 """From one question to the next: workers that come meanwhile are asked for together."""
 HUNG_SECONDS = 0.5
-"""A worker that was told has so long to write its stacks and end."""
+"""A worker that was asked to end has so long to write its stacks and end."""
 REPORT_SECONDS = 3.0
 """What a shard has told of holds so long: it tells once a second."""
 LOOK_SECONDS = 0.25
@@ -45,7 +45,7 @@ def is_behind(state: CoordinatorState, stream: Stream) -> bool:
 
 
 def refuse(state: CoordinatorState, stream: Stream) -> bool:
-    """Has a worker another model or rule than the job? Then it is told so."""
+    """Has a worker another model or rule than the job? Then it gets that answer."""
     problem = stream.problem or _difference(state, stream)
     if problem:
         state.refuse(stream.id, problem)
@@ -66,19 +66,19 @@ def _difference(state: CoordinatorState, stream: Stream) -> str | None:
     )
 
 
-# -- where a worker goes on --------------------------------------------------------------------------
+# -- where a worker continues --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Known:
-    """Where a shard is, and how many clocks it has complete of one worker."""
+    """If a shard is, and how many clocks it has complete of one worker."""
 
     shard: ShardPosition
     complete: int
 
 
 def join(state: CoordinatorState, stream: Stream) -> str | None:
-    """Training is on: a process that knows its place goes on at once, a fresh one is placed first. `ask` follows.
+    """Training is on: a process that knows its place continues at once, a fresh one is placed first. `ask` follows.
 
     Returns why all must go back for it, if they must.
     """
@@ -98,13 +98,13 @@ def join(state: CoordinatorState, stream: Stream) -> str | None:
 
 
 def opened(state: CoordinatorState) -> dict[int, Stream]:
-    """Training begins, or goes on: questions of before are void, and what all shards told when they were restored answers new ones.
+    """Training begins, or continues: questions of before are void, and what all shards told when they were restored answers new ones.
 
     Returns who waits for the answer to an older one.
     """
     joining, restored = state.joining, state.restored
     waiting, joining.waiting, joining.question = joining.waiting, {}, None
-    # In a mode that goes on without a worker, its own streams to other shards may move its clock before it is placed.
+    # In a mode that continues without a worker, its own streams to other shards may move its clock before it is placed.
     every = len(restored) == len(state.peers) and all(r.position and r.complete for r in restored.values())
     whole = every and state.mode.rewinds_together
     joining.restored = dict(restored) if whole else {}
@@ -232,14 +232,14 @@ def not_joined(state: CoordinatorState, event: events.NotJoined) -> None:
 
 
 def doubted(state: CoordinatorState, event: messages.AckedDoubted) -> None:
-    """What a worker says was acknowledged is above what a shard was told: its lost process may live on, cut off, and answer."""
+    """What a worker says was acknowledged is above what a shard knows: its lost process may live on, cut off, and answer."""
     peer = state.peers.get(event.shard)
     if peer is not None:
         state.emit(actions.Order(peer.link, Bound({}), state.sure))
 
 
 def resume_sync(shards: Sequence[ShardPosition], records: set[int], exact: bool = True) -> int | None:
-    """The clock a returning sync worker goes on at: the one its blocks wait for, if its record is at hand; else None.
+    """The clock a returning sync worker continues at: the one its blocks wait for, if its record is at hand; else None.
 
     Where bits need not be those of an undisturbed run (not `exact`) an older record will do: the script makes the steps since then again,
     without effect.
@@ -253,7 +253,7 @@ def resume_sync(shards: Sequence[ShardPosition], records: set[int], exact: bool 
 
 
 def resume_async(complete: Sequence[int]) -> int:
-    """The clock a returning async worker goes on at: the first that not every shard has whole of it.
+    """The clock a returning async worker continues at: the first that not every shard has whole of it.
 
     A push that some shards took and others did not is made again: who has it refuses it. A shard that lost more than that
     with its attempt cannot be filled up; the clock that counts is the others'.
@@ -266,7 +266,7 @@ def resume_async(complete: Sequence[int]) -> int:
 
 
 def heartbeat(state: CoordinatorState, rank: int) -> None:
-    """The script of a worker goes on, or its process is new."""
+    """The script of a worker continues, or its process is new."""
     state.hanging.active[rank] = state.now
     state.hanging.notified.pop(rank, None)
 
@@ -300,7 +300,7 @@ def tick(state: CoordinatorState) -> None:
 
 
 def hung(state: CoordinatorState, now: float) -> list[dict[str, Any]]:
-    """Workers that were told and are still there, for the planner. May be called while another thread is in `tick`."""
+    """Workers that were asked to end and are still there, for the planner. May be called while another thread is in `tick`."""
     since = dict(_waits(state, now))
     return [
         {"rank": rank, "start": incarnation[0], "seconds": round(now - since[rank], 1)}
@@ -347,7 +347,7 @@ def rule_for(rule: str, update_at: str | None) -> str:
 
 
 def rule_difference(rank: int, rule: str, theirs: str) -> str | None:
-    """Where a worker's rule is not the job's, a sentence: the shards would take its numbers for those of theirs."""
+    """If a worker's rule is not the job's, a sentence: the shards would take its numbers for those of theirs."""
     if theirs == rule:
         return None
     return (

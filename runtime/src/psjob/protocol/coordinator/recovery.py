@@ -166,7 +166,7 @@ def _begin(state: CoordinatorState, found: CheckpointFacts | None, why: str) -> 
 
 
 def _admit_waiting(state: CoordinatorState) -> None:
-    """What the newest manifest says of the job is known: go on with who has come meanwhile."""
+    """What the newest manifest says of the job is known: continue with who has come meanwhile."""
     waiting, state.waiting = state.waiting, {}
     if state.phase == "reading":
         state.enter("electing")
@@ -188,7 +188,7 @@ def _is_over(state: CoordinatorState, found: CheckpointFacts) -> None:
 
 
 def _comes_late(state: CoordinatorState, found: CheckpointFacts) -> bool:
-    """Did an earlier coordinator commit it after this one had gone on from another? What it holds is undone on other shards."""
+    """Did an earlier coordinator commit it after this one had continued from another? What it holds is undone on other shards."""
     search = state.search
     if found.folder != state.job.folder or found.term >= state.job.term:
         return False
@@ -212,7 +212,7 @@ def _none_found(state: CoordinatorState, why: str) -> None:
 
 
 def _leave_lost(state: CoordinatorState, why: str) -> None:
-    """No checkpoint is left to go on from, though there was one."""
+    """No checkpoint is left to continue from, though there was one."""
     state.emit(actions.Leave(contract.EXIT_CHECKPOINT_LOST, why))
 
 
@@ -238,7 +238,7 @@ def _cannot_resume(state: CoordinatorState, made: CheckpointFacts | None, why: s
 
 
 def gather(state: CoordinatorState) -> None:
-    """Go on once every shard is here and the term is claimed."""
+    """Continue once every shard is here and the term is claimed."""
     state.search.stop()
     state.enter("electing")
     if len(state.peers) < state.job.shards or not state.search.claimed:
@@ -510,7 +510,7 @@ def _serve_on(state: CoordinatorState, taken: events.TookUp, found: CheckpointFa
 
 
 def _open_all(state: CoordinatorState) -> None:
-    """Every shard has what it serves: training goes on."""
+    """Every shard has what it serves: training continues."""
     if state.updates is not None and state.source is not None:
         updates.begin(state, state.updates, state.source.step, state.source.workers)
     for index, peer in state.peers.items():
@@ -594,7 +594,7 @@ def tick(state: CoordinatorState) -> None:
 
 
 def reason(state: CoordinatorState, now: float) -> str | None:
-    """Why nothing goes on, or None while training."""
+    """Why nothing continues, or None while training."""
     seconds, search = round(now - state.since), state.search
     if search.waits_for is not None:
         return search.waits_for

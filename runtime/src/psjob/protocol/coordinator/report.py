@@ -209,7 +209,7 @@ class RecoveryTimer:
         """An interruption is not over yet."""
         self._floor = self._reached = 0
         self._first: tuple[int, int, int, int, float] | None = None
-        """Of the last one: term, highest start of a worker, step gone on from, first step passed, and when (unix time)."""
+        """Of the last one: term, highest start of a worker, step continued from, first step passed, and when (unix time)."""
 
     def interrupted(self, step: int) -> None:
         """A process has joined, or shards are back; all have passed `step`."""
@@ -292,7 +292,7 @@ class StageReport:
         }
 
     def _delay(self, told: list[float]) -> float | None:
-        """Of what a stage's workers have measured. In a flush an update counts gradients of one version alone, the one that it changes."""
+        """Of what a stage's workers have measured. In a flush an update counts gradients of only one version, the one that it changes."""
         if self._job.flushes and self._job.mode.ahead == 0:
             return 0.0
         return fmean(told) if told else None

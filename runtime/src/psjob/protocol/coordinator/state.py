@@ -98,7 +98,7 @@ class Question:
 
 @dataclass
 class Joining:
-    """Workers that wait for the clock at which they go on."""
+    """Workers that wait for the clock at which they continue."""
 
     waiting: dict[int, Stream] = field(default_factory=dict)
     question: Question | None = None
@@ -119,7 +119,7 @@ class Hanging:
     active: dict[int, float] = field(default_factory=dict)
     """By rank: when its script was last seen to run."""
     notified: dict[int, tuple[tuple[int, int], float]] = field(default_factory=dict)
-    """By rank: which of its processes was told that it hangs, and when."""
+    """By rank: which of its processes was asked to end as it hangs, and when."""
     kept_since: float | None = None
     """Since when a worker that is through waits for a checkpoint that holds its end."""
     looked: float = float("-inf")

@@ -32,7 +32,7 @@ ASK_SECONDS: Final = 1.0
 
 
 def begin(state: CoordinatorState, updates: CoordinatedUpdates, version: int, workers: Sequence[WorkerFacts]) -> None:
-    """Training begins, or goes on from a manifest at `version` that names `workers`."""
+    """Training begins, or continues from a manifest at `version` that names `workers`."""
     owning = [i for i in range(state.job.shards) if state.tables or i in state.assignment]
     updates.leaving.clear()
     updates.orders = Orders(owning)
@@ -76,7 +76,7 @@ def _order(state: CoordinatorState, updates: CoordinatedUpdates, order: Decision
 
 
 def decided_clock(updates: CoordinatedUpdates, rank: int) -> int:
-    """The clock at which a worker that comes back goes on: the first of its that is not decided."""
+    """The clock at which a worker that comes back continues: the first of its that is not decided."""
     return 0 if updates.decisions is None else updates.decisions.clocks[rank]
 
 
@@ -86,7 +86,7 @@ def missing(state: CoordinatorState) -> list[int]:
 
 
 def missed(state: CoordinatorState, shard: int, carried: int | None) -> list[Decide] | None:
-    """The orders that a shard has lost with its stream; None: it cannot go on without a restore. See `Orders`."""
+    """The orders that a shard has lost with its stream; None: it cannot continue without a restore. See `Orders`."""
     if state.updates is None:
         return []
     return state.updates.orders.missed(shard, carried)
@@ -148,7 +148,7 @@ def snapshot_is_over(state: CoordinatorState, updates: CoordinatedUpdates) -> No
 def norm_measured(state: CoordinatorState, event: messages.NormMeasured) -> None:
     """A shard holds an update until it knows the norm of all blocks. What it told before a restore is void.
 
-    Each shard tells of each update once, and again on a new stream. What it is told twice it leaves.
+    Each shard tells of each update once, and again on a new stream. It leaves a second report.
     """
     norms = state.norms
     if event.restore_id != state.restore_id:
@@ -167,7 +167,7 @@ def norm_measured(state: CoordinatorState, event: messages.NormMeasured) -> None
 
 
 def ask_for_norm(state: CoordinatorState) -> None:
-    """Ask shards that have not told of an update. A worker may ask for a norm at one shard only, and others would wait for ever."""
+    """Ask shards that have not told of an update. A worker may ask for a norm at one shard only, and others would wait forever."""
     norms = state.norms
     if not norms.shares or state.now - norms.since < ASK_SECONDS or not state.open:
         return

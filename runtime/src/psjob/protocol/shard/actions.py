@@ -15,7 +15,7 @@ class Phase(Enum):
     """How far this shard is from serving."""
 
     BLANK = "blank"
-    """No layout yet: a new run, or a shard that waits to be told what to restore."""
+    """No layout yet: a new run, or a shard that waits to hear what to restore."""
     INIT = "initialising"
     HELD = "restored"
     SERVING = "serving"
@@ -225,7 +225,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Release:
-    """Workers that marked for a snapshot may go on."""
+    """Workers that marked for a snapshot may continue."""
 
     snapshot: int
 

@@ -15,7 +15,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class TookUp:
-    """Before Begin: this process goes on from the memory of one of the same attempt, which served. `left`: ranks that have left."""
+    """Before Begin: this process continues from the memory of one of the same attempt, which served. `left`: ranks that have left."""
 
     term: int
     restore_id: int

@@ -316,7 +316,7 @@ class ShardSnapshots:
         return self.current.number if self.current is not None and self.current.stage is Stage.WRITING else None
 
     def begin(self, left: Iterable[int] = ()) -> None:
-        """Blocks were set up or restored: all ranks but `left` are live."""
+        """Blocks were set up or restored: all ranks except `left` are live."""
         self.live = set(range(self._workers)) - set(left)
 
     def prepare(self, order: Prepare) -> list[Action]:

@@ -1,4 +1,4 @@
-"""What a worker's session is told. What is malformed is refused by `of` before it becomes an event."""
+"""What happens to a worker's session. What is malformed is refused by `of` before it becomes an event."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class WorkerMachine:
 
     @property
     def may_step(self) -> bool:
-        """May the script go on from its step boundary?"""
+        """May the script continue from its step boundary?"""
         return self.released and not self.standing
 
     @property
@@ -304,7 +304,7 @@ class WorkerMachine:
         return self._stand_on(now)
 
     def _stand_on(self, now: float) -> list[Action]:
-        """The script may stand at a step boundary to stop: does it mark another snapshot, or go on to a stop clock that is ahead?"""
+        """The script may stand at a step boundary to stop: does it mark another snapshot, or continue to a stop clock that is ahead?"""
         if not self.standing or not self.released:
             return []
         if self.mark_wanted:

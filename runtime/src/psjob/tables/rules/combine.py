@@ -30,7 +30,7 @@ class Combine:
     def apply(
         self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
     ) -> None:
-        """Join rows `grads`. Raises ReductionProblem where a sum is no int32, of whose part no row has changed then."""
+        """Join rows `grads`. Raises ReductionProblem if a sum is no int32, of whose part no row has changed then."""
         for at, pushed in parts(slots, grads):
             put_rows(weights, at, self.join(weights.index_select(0, at), pushed))
 
@@ -43,7 +43,7 @@ class Combine:
         return int(min(max(value, limits.min), limits.max))
 
     def join(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """x joined with y, element by element, a new tensor or x. Raises ReductionProblem where a sum is no int32."""
+        """x joined with y, element by element, a new tensor or x. Raises ReductionProblem if a sum is no int32."""
         if self.monoid.join != "add" or x.dtype != torch.int32:
             return arrays.combine(self.monoid.join, x, y, x)
         total = x.long() + y
