@@ -19,7 +19,7 @@ from tests.docs.finding import ALL, Block, around, of
 
 READ = {
     "docs/topology.md": "tests/unit/test_topology_links.py",
-    "docs/stages.md": "tests/unit/test_stages_cli.py",
+    "docs/stages.md": "tests/unit/test_stages_solvers.py",
     "docs/contributing/add-a-rule.md": "tests/docs/test_contribute.py",
     "docs/contributing/add-a-mode.md": "tests/docs/test_contribute.py",
 }

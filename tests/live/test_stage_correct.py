@@ -5,7 +5,6 @@ One process that keeps all weights, and one that torch clips, give the same numb
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.api import stagecuts
 from psjob.api.rulechoice import chosen_rule
 from psjob.api.staged import StageVersions
 from psjob.modes.stages import Stages
 from psjob.pipeline import predict
-from psjob.pipeline.cuts import split_model
 from psjob.pipeline.predict import corrector
 from psjob.process.errors import Refused
 from psjob.worker.exchange import GradientClip
@@ -26,7 +23,6 @@ from tests.live import stage_workers
 from tests.live.live_shards import Worker, serving
 from tests.live.stage_oracle import WAYS, alone, old_weights, too_few, way_of
 from tests.live.stage_workers import (
-    CUTS,
     Cluster,
     StageWorker,
     kill_once,
@@ -219,15 +215,6 @@ def test_2bw_is_clipped_as_old_weights_in_one_process_are(tmp_path: Path, monkey
         assert dict(worker.pipe.delays) == plain.delays[rank], "a step waits for no norm that is not there yet"
         for name in worker.pipe.run.part.parameters:
             torch.testing.assert_close(worker.own[name], plain.weights[name], atol=1e-6, rtol=0.0)
-
-
-def test_a_last_stage_that_would_wait_for_the_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = untied()
-    monkeypatch.setattr(stagecuts, "_known", [(net, stagecuts.stage_cuts_of(split_model(net, CUTS[2]), 0))])
-    with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1)), max_grad_norm=LOW, schedule="pipedream") as shards:
-        with pytest.raises(Refused, match=r"maxGradNorm under training.pipeline.schedule pipedream: .*take schedule: flush or 2bw"):
-            stagecuts.known_cuts(net, shards.config)
-        assert stagecuts.known_cuts(net, replace(shards.config, schedule="2bw")).piped
 
 
 @pytest.mark.parametrize("more", [{}, {"schedule": "2bw"}])
