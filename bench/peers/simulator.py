@@ -1,4 +1,4 @@
-"""The simulator on one core: pushes a second of only schedules, by mode; of a fixed gradient; of digits-64's own gradients.
+"""The simulator on one core: pushes a second of schedules only, by mode; of a fixed gradient; of digits-64's own gradients.
 
 The best of several calls, by the core's time that this process had: it does nothing except compute, so that all else only adds to it.
 """

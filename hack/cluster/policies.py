@@ -1,4 +1,4 @@
-"""NetworkPolicies as rules of nftables. A STAND-IN for the network plugin of a real cluster: ingress alone, IPv4 alone, no named ports.
+"""NetworkPolicies as rules of nftables. A STAND-IN for the network plugin of a real cluster: only ingress, only IPv4, no named ports.
 
 What it does not understand it refuses, and lets nothing in to the pods that the policy selects. No I/O: enforcer.py loads what this makes.
 """
@@ -88,7 +88,7 @@ def _rules(policy: Raw, to: Sequence[str], pods: Sequence[Raw], namespaces: Mapp
     spec = policy["spec"]
     _only(spec, "spec", "podSelector", "policyTypes", "ingress", "egress")
     if "Egress" in (spec.get("policyTypes") or ()) or (spec.get("egress") and not spec.get("policyTypes")):
-        raise NotUnderstood("spec.policyTypes: Egress; this stand-only in knows Ingress")
+        raise NotUnderstood("spec.policyTypes: Egress; this stand-in knows only Ingress")
     made = []
     for number, entry in enumerate(spec.get("ingress") or ()):
         at = f"spec.ingress[{number}]"
@@ -127,7 +127,7 @@ def _port(port: Raw, at: str) -> str:
 def _range(cidr: str, at: str) -> str:
     network = ipaddress.ip_network(cidr, strict=False)
     if network.version != 4:
-        raise NotUnderstood(f"{at}.ipBlock: {cidr}; this stand-only in knows IPv4")
+        raise NotUnderstood(f"{at}.ipBlock: {cidr}; this stand-in knows only IPv4")
     return str(network)
 
 

@@ -152,7 +152,7 @@ LATE: dict[str, tuple[dict[str, str], list[str]]] = {
     "gap-aware": ({"schedule": "pipedream", "correct": "gap-aware"}, ["untied"]),
     "plain": ({"schedule": "2bw"}, ["untied", "plain"]),
 }
-"""Of training.pipeline, and of the model: a weight that two stages share goes with one delay of only all."""
+"""Of training.pipeline, and of the model: a weight that two stages share goes only with one delay of all."""
 
 
 @functools.cache

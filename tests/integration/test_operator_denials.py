@@ -41,7 +41,7 @@ OF_ALL: dict[str, tuple[Denial, str]] = {
 """Denials of all pods of a namespace, each in one of its own."""
 # Shards are restricted by themselves, unless their own template names root.
 _ROOT = {"securityContext": {"runAsUser": 0}}
-SPECS: dict[str, dict[str, Any]] = {"pod security": {"pod": _ROOT, "shards": {"replicas": 1, "template": {"spec": _ROOT}}}}
+SPECS: dict[str, dict[str, Any]] = {"pod security": {"pod": _ROOT, "of_shards": {"template": {"spec": _ROOT}}}}
 
 
 @dataclass

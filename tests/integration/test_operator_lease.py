@@ -148,7 +148,7 @@ def test_without_the_right_it_says_so_and_acts_alone(place: World) -> None:
     rules = [rule for rule in place.cluster.api.get(base)["rules"] if rule["resources"] != ["leases"]]
     place.cluster.api.merge(base, {"rules": rules})
     operator = place.operator(*options(place, 3))
-    until("it only to act", lambda: operator.role() == "alone", 20, also=place.story)
+    until("it to act alone", lambda: operator.role() == "alone", 20, also=place.story)
     assert any("takes turns without it: run one replica, or give the right" in line["message"] for line in operator.lines())
     place.create(manifest())
     place.until("its pods", lambda: len(place.pods()) == 3)

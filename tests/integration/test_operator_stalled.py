@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name: str) -> None:
-    """lrScaling: linear goes with only mode sync, and the mode of a running job may change."""
+    """lrScaling: linear goes only with mode sync, and the mode of a running job may change."""
     paused, done, timed, mended = jobs = [f"{name}{what}" for what in ("paused", "done", "timed", "mended")]
     for job in jobs:
         place.create(manifest(job, training={"mode": "sync", "lrScaling": "linear"}, runPolicy={"ttlSecondsAfterFinished": 1}))

@@ -186,7 +186,7 @@ def test_code_that_does_not_come_back_is_refused(tmp_path: Path) -> None:
 
 def test_code_that_comes_back_goes_on(tmp_path: Path) -> None:
     code, told, words = ended(tmp_path, 30, "pass")
-    assert (code, told) == (0, "went on\n") and not words.exists()
+    assert (code, told) == (0, "continued\n") and not words.exists()
 
 
 def test_a_message_is_whole_whenever_another_thread_ends_the_process(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The operator asks shard 0 for its progress, and believes an answer with only a proof."""
+"""The operator asks shard 0 for its progress, and believes an answer only with a proof."""
 
 from __future__ import annotations
 

@@ -39,11 +39,12 @@ class Fault:
 
     def prelude(self) -> str:
         """What the script begins with, in its first line: places are told by lines."""
+        steps = {f"fault {what}:": int(what.rpartition("=")[2]) for what in self.what}
         if self.place is None:
-            return ""
-        step = int(self.what[0].rpartition("=")[2])
-        words = [f"fault {what}:" for what in self.what]
-        return f"__import__('tests.restarts.holding').restarts.holding.hold({self.place!r}, {step}, {words}, {TOLD!r}); "
+            held = f"hold_steps({steps}, {TOLD!r})"
+        else:
+            held = f"hold({self.place!r}, {steps[f'fault {self.what[0]}:']}, {list(steps)}, {TOLD!r})"
+        return f"__import__('tests.restarts.holding').restarts.holding.{held}; "
 
     def earlier(self) -> Fault:
         """The same in half as many steps, for workers that may be done with theirs before others; where rank 0 waits it strikes in time."""

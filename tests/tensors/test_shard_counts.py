@@ -106,7 +106,7 @@ def test_only_those_for_whom_there_is_news_are_asked_about() -> None:
         return version <= 1
 
     assert waiters.take((2,), 0, lambda *who: asked.append(who) or False) == []
-    assert asked == [(2, 1)], "version 1 is not reached, and of only worker 2 there is news"
+    assert asked == [(2, 1)], "version 1 is not reached, and there is news only of worker 2"
     asked.clear()
     assert [(w.rank, w.version) for w in waiters.take((), 1, goes)] == [(0, 1), (1, 1), (2, 1)]
     assert [(w.rank, w.version) for w in waiters] == [(0, 2)] and waiters.of(0) == 1 and not waiters.of(1)

@@ -249,7 +249,7 @@ def test_pods_that_have_ended_and_pods_of_the_nodes_network_have_no_address_of_t
         ({"policyTypes": ["Ingress", "Egress"]}, "Egress"),
         ({"egress": [{}]}, "Egress"),
         ({"ingress": [{"ports": [{"port": "http"}]}]}, "spec.ingress[0].ports.port: http"),
-        ({"ingress": [{"from": [{"ipBlock": {"cidr": "fd00::/8"}}]}]}, "IPv4 alone"),
+        ({"ingress": [{"from": [{"ipBlock": {"cidr": "fd00::/8"}}]}]}, "only IPv4"),
         ({"ingress": [{"from": [{"serviceSelector": {}}]}]}, "serviceSelector"),
         ({"priority": 7}, "spec: priority"),
         ({"podSelector": {"matchExpressions": [{"key": "app", "operator": "Like"}]}}, "operator Like"),

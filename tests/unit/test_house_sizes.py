@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
 FILES = 351
 """Source files of runtime, operator and client together, at most."""
-LINES = 87_640
+LINES = 87_650
 """Lines of Python in them, at most."""
 TEST_LINES = 101_850
 """Lines of Python in tests/, at most."""

@@ -49,7 +49,7 @@ ENV_LOCAL: Final = "PSJOB_LOCAL"
 """Workers of several processes: which one of them this is, from 0; set by the agent."""
 ENV_SOCKETS: Final = "PSJOB_SOCKETS"
 """Workers of several processes: numbers of the descriptors that lead to the others, separated by commas; set by the agent.
-Process 0 has the agent's first and then one for each other process, any other has that to process 0 alone."""
+Process 0 has the agent's first and then one for each other process, any other has that only to process 0."""
 ENV_FORK_SERVER: Final = "PS_FORK_SERVER"
 """Seconds of training after which processes are prepared from which others are forked; `never`: none are. Users set it."""
 FORK_SERVER_SECONDS: Final = 5.0
@@ -172,7 +172,7 @@ GOES_ON: Final[dict[str, tuple[str, ...]]] = {
     "bounded": ("sync", "bounded", "async"),
     "async": ("bounded", "async"),
 }
-"""By the mode of a checkpoint: those in which a run may go on from it; each one not named here, in itself. A running job changes among
+"""By the mode of a checkpoint: those in which a run may continue from it; each one not named here, in itself. A running job changes among
 these when its config names another: at a checkpoint, where all processes go back to it in the new mode. Bounded with staleness 0
 is sync, which needs all workers at one step: an async checkpoint does not have them there, one of bounded does."""
 GRADIENT_MEBIBYTES: Final = 4096

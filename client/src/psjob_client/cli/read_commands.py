@@ -189,7 +189,7 @@ def checkpoints(
     output: Output = Form.table,
     where: JobScope = ANYWHERE,
 ) -> None:
-    """List a job's committed checkpoints, the newest first; only on a cluster the newest is known."""
+    """List a job's committed checkpoints, the newest first; on a cluster only the newest is known."""
     client = where.of(bare_name(name))
     found = go(client, client.checkpoints(bare_name(name)))
     if print_data(output, found):

@@ -407,7 +407,7 @@ def convert_trainjob(raw: Mapping[str, Any], wishes: Wishes) -> Converted:
     """A TrainJob as a PSTrainingJob.
 
     Raises:
-        BadInput: its image stands only in its runtime, or a part of it cannot be read.
+        BadInput: its image is only in its runtime, or a part of it cannot be read.
     """
     metadata, spec = mapping(raw, "metadata", "metadata"), mapping(raw, "spec", "spec")
     draft = Draft(f"TrainJob {metadata.get('name') or metadata.get('generateName') or ''} ({raw['apiVersion']})", wishes)

@@ -303,7 +303,7 @@ class ClusterJobs:
             return await self.client.list(PODS, self.where.namespace, labels=f"{LABEL_JOB}={name}")
         except ApiError as error:
             if error.code == 403:
-                return []  # Without the right only to see pods the status speaks.
+                return []  # Without the right to see pods only the status speaks.
             raise await self._said(error) from None
 
     async def _questions(self, raw: Mapping[str, Any], pods: Sequence[Process]) -> tuple[bytes | None, str]:

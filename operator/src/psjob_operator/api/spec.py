@@ -169,13 +169,13 @@ class Pipeline(Model):
     With one micro-batch a batch these are of K-1-k updates ago at stage k of K."""
     weights: Literal["stash", "vertical", "recompute", "latest"] = "stash"
     """The weights of a backward. stash: those of its forward, kept until then. vertical: as stash, and each stage takes the version that
-    the first stage took for the batch; with only pipedream. recompute: inputs are kept, and the forward runs again on the newest weights;
-    not with 2bw. latest: a stage has one copy of its weights, and the backward takes it as it is; with only pipedream."""
+    the first stage took for the batch; only with pipedream. recompute: inputs are kept, and the forward runs again on the newest weights;
+    not with 2bw. latest: a stage has one copy of its weights, and the backward takes it as it is; only with pipedream."""
     predict: Literal["none", "nesterov"] = "none"
     """nesterov: a forward takes predicted weights, to which the optimizer's momentum leads until its gradient counts. Only with pipedream,
     and with weights: stash or recompute."""
     anneal_steps: int | None = None
-    """Updates in which the learning rate of a stage with a delay rises from lr / delay to lr; 1..1000000000, with only pipedream.
+    """Updates in which the learning rate of a stage with a delay rises from lr / delay to lr; 1..1000000000, only with pipedream.
     Absent: lr from the first update on."""
     correct: Literal["none", "dc-asgd", "gap-aware"] | None = None
     """What a stage makes of gradients of old weights, by how far its weights have moved since. dc-asgd: adds lam g² times that way.
@@ -183,7 +183,7 @@ class Pipeline(Model):
     correct_options: dict[str, float] | None = None
     """Hyperparameters of `correct` by name: lam, decay and adaptive of dc-asgd; average and max_lr of gap-aware."""
     highest_momentum: float | None = None
-    """What beta1 of torch.optim.NAdam comes near to at stages with a delay; 0..0.9999, with only pipedream. Stage k of K, late by d
+    """What beta1 of torch.optim.NAdam comes near to at stages with a delay; 0..0.9999, only with pipedream. Stage k of K, late by d
     updates, has beta1 + d (highestMomentum - beta1) / K. Absent: beta1 of the script at all stages."""
 
 

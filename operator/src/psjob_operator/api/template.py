@@ -474,7 +474,7 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
                 f"{pod}.containers[].{words}",
                 lambda words: not SHELL.intersection(words),
                 f"must not hold a word of the shell as an item: {' '.join(sorted(SHELL))}",
-                "no shell reads it; write [sh, -c, 'python train.py && echo done'], or [python, train.py] alone",
+                "no shell reads it; write [sh, -c, 'python train.py && echo done'], or only [python, train.py]",
                 obstacle=COST,
             )
             for words in ("command", "args")
