@@ -16,6 +16,7 @@ import torch
 
 SECONDS = 60.0
 SLACK = 2
+"""Steps that rank 0 may make past that of a fault before the fault is told."""
 
 
 def hold(place: str, step: int, words: Sequence[str], told: str) -> None:

@@ -36,6 +36,11 @@ class Features:
     library: str = ""
     """A library that makes a process group of all processes of torchrun's names."""
 
+    @property
+    def tables(self) -> bool:
+        """Do the shards keep any table of the script?"""
+        return bool(self.rows or self.sums)
+
 
 @dataclass(frozen=True)
 class Clash:
@@ -104,9 +109,7 @@ def _several(job: Config) -> bool:
 _PROCESSES: Final = (
     Clash(OVERLAP, _SEVERAL, "leave it out" + _ONE, features=lambda features: features.overlap, job=_several),
     Clash(HALF_RULE, _SEVERAL, "leave updateRule out" + _ONE, features=lambda features: features.half_rule, job=_several),
-    Clash(
-        ROWS, _SEVERAL, "take torch's nn.Embedding" + _ONE, features=lambda features: bool(features.rows or features.sums), job=_several
-    ),
+    Clash(ROWS, _SEVERAL, "take torch's nn.Embedding" + _ONE, features=lambda features: features.tables, job=_several),
     Clash(
         "{features.library}", _SEVERAL, "train with a plain loop" + _ONE, "it makes a process group of all of them",
         lambda features: bool(features.library), _several,
@@ -118,10 +121,7 @@ _ONE_PAIR: Final = "leave it out, or attach one optimizer only"
 _SEVERAL_PAIRS: Final = (
     Clash(OVERLAP, _PAIRS, _ONE_PAIR, features=lambda features: features.overlap and features.pairs > 1, job=lambda _job: True),
     Clash(HALF_RULE, _PAIRS, _ONE_PAIR, features=lambda features: features.half_rule and features.pairs > 1, job=lambda _job: True),
-    Clash(
-        ROWS, _PAIRS, _ONE_PAIR, features=lambda features: bool(features.rows or features.sums) and features.pairs > 1,
-        job=lambda _job: True
-    ),
+    Clash(ROWS, _PAIRS, _ONE_PAIR, features=lambda features: features.tables and features.pairs > 1, job=lambda _job: True),
     Clash("training.mode local", _PAIRS, _ONE_PAIR, features=lambda features: features.pairs > 1, job=lambda job: job.mode == "local"),
 )  # fmt: skip
 
@@ -136,7 +136,7 @@ def _compares(job: Config) -> bool:
 _TABLES: Final = (
     Clash(
         ROWS, "training.mode local", "take another mode, or torch's nn.Embedding",
-        "it takes a push of each step, and workers push once per round", lambda features: bool(features.rows or features.sums),
+        "it takes a push of each step, and workers push once per round", lambda features: features.tables,
         lambda job: job.mode == "local",
     ),
     Clash(
@@ -157,7 +157,7 @@ _TABLES: Final = (
     Clash(
         "training.sync.maxGradNorm", "rows of {features.rows}{features.sums} on the shards", "leave maxGradNorm out",
         "the norm is that of the other gradients only",
-        lambda features: bool(features.rows or features.sums), lambda job: job.max_grad_norm is not None,
+        lambda features: features.tables, lambda job: job.max_grad_norm is not None,
     ),
 )  # fmt: skip
 
