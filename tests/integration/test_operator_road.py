@@ -14,6 +14,7 @@ from tests.support.older import Older
 
 pytestmark = [pytest.mark.cluster, pytest.mark.rotating, pytest.mark.timeout(240)]
 JOBS = 5
+SECTION = "From a manifest to a process"
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Traced(Older):
 
     @property
     def environment(self) -> dict[str, str]:
-        return roads.traced(self.folder / "trace")
+        return roads.traced(self.folder / "trace", SECTION)
 
 
 def test_a_manifest_goes_through_the_files_of_the_walk(place: World, tmp_path: Path) -> None:
@@ -37,5 +38,4 @@ def test_a_manifest_goes_through_the_files_of_the_walk(place: World, tmp_path: P
         place.until("the worker's pod", lambda name=name: any(f"{name}-worker" in pod["metadata"]["name"] for pod in place.items("pods")))
         windows.append((began, time.monotonic_ns()))
         time.sleep(1)
-    trace = roads.entries(tmp_path / "trace")
-    roads.compare("manifest", set.intersection(*(roads.files(trace, window) for window in windows)), margin=4)
+    roads.compare("manifest", SECTION, tmp_path / "trace", windows)

@@ -1,50 +1,68 @@
-"""How many files of psjob a real run goes through on its three roads, and what docs/contributing/walk.md says of it."""
+"""By which files a real run comes to the stops of its roads, and what docs/contributing/walk.md says of it.
+
+A road's stops are the functions that the numbered steps of its section name. Its files are those of the calls that lead to a stop, as far as they
+were made on the road: helpers that return before the next stop are not on it, nor is what a thread was in before the road began.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WALK = ROOT / "docs" / "contributing" / "walk.md"
+STOP = re.compile(r"\[`([\w.]+)`\]\(\.\./\.\./\w+/src/([\w/]+\.py)\)")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A process entered a function."""
+class Arrival:
+    """A thread came to a stop, by these files; with each the time at which its function was entered."""
 
     nanoseconds: int
-    pid: int
-    file: str
-    function: str
+    stop: str
+    calls: tuple[tuple[str, int], ...]
 
 
-def traced(trace: Path) -> dict[str, str]:
+def stops(section: str) -> frozenset[str]:
+    """The functions that the numbered steps of a section of the walk name, as `file:function`."""
+    _, found, rest = WALK.read_text().partition(f"\n## {section}\n")
+    assert found, f"{WALK.name} has no section {section!r}"
+    steps = re.findall(r"^\d+\. .*(?:\n {3}.*)*", rest.partition("\n## ")[0], re.MULTILINE)
+    named = STOP.findall("\n".join(steps))
+    return frozenset(f"{file}:{function}" for function, file in named if not is_class(function))
+
+
+def is_class(name: str) -> bool:
+    return name[0].isupper() and "." not in name
+
+
+def traced(trace: Path, section: str) -> dict[str, str]:
     """The environment of a process that is traced, with all that it starts."""
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent / "roadtrace"), "PSJOBTRACE": str(trace)}
+    tracer = Path(__file__).parent / "roadtrace"
+    return {**os.environ, "PYTHONPATH": str(tracer), "PSJOBTRACE": str(trace), "PSJOBTRACE_STOPS": " ".join(sorted(stops(section)))}
 
 
-def entries(trace: Path) -> list[Entry]:
-    """What was entered, in the order of time."""
-    rows = [line.split() for line in trace.read_text().splitlines()]
-    return sorted((Entry(int(at), int(pid), file, function) for at, pid, _, file, function in rows), key=lambda entry: entry.nanoseconds)
+def arrivals(trace: Path) -> list[Arrival]:
+    found = []
+    for line in trace.read_text().splitlines():
+        at, stop, *calls = line.split()
+        pairs = (call.split("@") for call in calls)
+        found.append(Arrival(int(at), stop, tuple((file, int(entered)) for file, entered in pairs)))
+    return found
 
 
-def files(trace: list[Entry], window: tuple[int, int]) -> set[str]:
-    """The files that were entered between these two times."""
-    return {entry.file for entry in trace if window[0] <= entry.nanoseconds <= window[1]}
-
-
-def figure(road: str) -> int:
-    """The number of files that the walk tells of a road."""
-    found = re.search(rf"^\| {re.escape(road)} \| (\d+) \|", WALK.read_text(), re.MULTILINE)
-    assert found, f"{WALK.name} has no row {road!r} with a number of files"
-    return int(found[1])
-
-
-def compare(road: str, found: set[str], margin: int = 0) -> None:
-    """Raise AssertionError unless the figure of the walk is what was found. It may be larger by `margin`, since threads interleave."""
-    told = figure(road)
-    assert told - margin <= len(found) <= told, f"{road}: {len(found)} files, {WALK.name} says {told}: {sorted(found)}"
+def compare(road: str, section: str, trace: Path, windows: Sequence[tuple[int, int]]) -> None:
+    """Raise AssertionError unless each stop was reached in one of these times, by as many files as the walk tells of the road."""
+    told = re.search(rf"^\| {re.escape(road)} \| (\d+) \|", WALK.read_text(), re.MULTILINE)
+    assert told, f"{WALK.name} has no row {road!r} with a number of files"
+    reached, files = set(), set()
+    for began, end in windows:
+        for arrival in arrivals(trace):
+            if began <= arrival.nanoseconds <= end:
+                reached.add(arrival.stop)
+                files |= {file for file, entered in arrival.calls if entered >= began}
+    assert stops(section) - reached == set(), f"{road}: no run came to these"
+    assert len(files) == int(told[1]), f"{road}: {WALK.name} says {told[1]}, found {len(files)}: {sorted(files)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ class HelloRoom(NamedTuple):
 
 
 ONE_FRAME = HelloRoom(MAX_JSON, MAX_JSON)
-Meet = Callable[[NonBlockingStream, Header, dict[str, Any]], Wants[InOwnThread | None]]
+Meet = Callable[[NonBlockingStream, Header, dict[str, Any]], Wants[None] | InOwnThread]
 
 
 class Acceptor:
@@ -109,8 +109,10 @@ class Acceptor:
                     stream.put_frame(Header(Kind.REWIND, run=self.run, term=self.here.term, attempt=self.here.number))
                     return None
                 meet = yield from self._opened(stream)
-            apart = yield from meet(stream, header, hello)
-            return None if apart is None else partial(self._go_on, stream, apart)
+            served = meet(stream, header, hello)
+            if not isinstance(served, Generator):
+                return partial(self._go_on, stream, served)
+            yield from served
         except (WireError, TimeoutError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             self._end(stream, error)
         except StreamClosed:

@@ -42,7 +42,7 @@ from psjob.shard.worker_stream import JobState
 from psjob.wire import shared_memory
 from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest
-from psjob.wire.reading import Wants
+from psjob.wire.reading import StreamClosed, Wants
 from psjob.wire.shared_memory import SharedMemoryBroker
 from psjob.wire.unauthenticated import one_line
 
@@ -179,15 +179,14 @@ class Server:
 
     # -- streams -------------------------------------------------------------------------------
 
-    def meet(self, stream: NonBlockingStream, header: Header, hello: dict[str, Any]) -> Wants[InOwnThread | None]:
-        """A stream whose hello is of this run: a worker's, or on shard 0 another shard's. Raises WireError for any other."""
+    def meet(self, stream: NonBlockingStream, header: Header, hello: dict[str, Any]) -> Wants[None] | InOwnThread:
+        """What serves a stream whose hello is of this run: a worker's, or on shard 0 another shard's. Raises WireError for any other."""
         if self.cuts is not None and hello.get("asks") == ASKS:
             return self.cuts.meet(stream, header, hello)
         if self.meetings is not None and hello.get("asks") == records.ASKS:
             return self.meetings.meet(stream, header, hello)
         if hello.get("role") == "worker":
-            yield from self._worker(stream, header, hello)
-            return None
+            return self._worker(stream, header, hello)
         if hello.get("role") == "shard" and self.coordinator is not None:
             return PeerStream(self.coordinator, stream, hello).run
         raise WireError(f"role {str(hello.get('role'))[:40]!r} is not served by shard {self.place.index}; expected worker or shard")
@@ -203,16 +202,16 @@ class Server:
             session.stream.wake()
 
     def _worker(self, stream: NonBlockingStream, header: Header, hello: dict[str, Any]) -> Wants[None]:
+        """What serves a worker's first stream or a further one. Raises WireError, and StreamClosed for a stream that is over already."""
         if not 0 <= header.worker < self.place.config.workers:
             raise WireError(f"worker {header.worker} is not one of this job's {self.place.config.workers}")
         if stream.gone():
-            return  # the worker has dialled again meanwhile; an old hello must not displace the new one
+            raise StreamClosed(f"{stream.peer}: dialled again meanwhile")  # an old hello must not displace the new one
         if hello.get("lane"):
             known = self.sessions.get(header.worker)
             if known is None or known.incarnation != (header.start, header.rewinds):
                 raise WireError(f"worker {header.worker}: a lane before its first stream; dial again")
-            yield from known.run_lane(stream, hello)
-            return
+            return known.run_lane(stream, hello)
         session = Session(self.context, stream, header, hello)
         with self._lock:
             old = self.sessions.get(header.worker)
@@ -221,7 +220,7 @@ class Server:
             self.sessions[header.worker] = session
         if old is not None:
             old.close()
-        yield from session.run(old)
+        return session.run(old)
 
     def drop_sessions(self, rewind: bool) -> None:
         """End every worker's stream (before a restore)."""
