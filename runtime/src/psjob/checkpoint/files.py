@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from psjob.checkpoint import disk
-from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from psjob.layout import memory
 
 MAX_HEADER: Final = 16 << 20
