@@ -136,22 +136,6 @@ def _numel(shape: Sequence[int]) -> int:
     return product
 
 
-__all__ = [
-    "CheckpointProblem",
-    "Damage",
-    "FileFact",
-    "DeferredTensor",
-    "Entry",
-    "PartedTensor",
-    "Reader",
-    "ByteRange",
-    "check",
-    "opened",
-    "read_blocks",
-    "read_json",
-    "write_blocks",
-    "write_json",
-]
 MAX_JSON_FILE = 64 << 20
 
 
