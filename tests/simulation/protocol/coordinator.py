@@ -184,7 +184,7 @@ class SimCoordinator:
             return
         self.world.count("hello", "shard")
         link = self.world.number()
-        said = e.ShardHello.of(link, hello, self.job.shards)
+        said = e.ShardHello.of_peer(link, hello, self.job.shards)
         self._links[link] = end
         end.heard = lambda frame: self.answer(said.index, frame[1])
         end.ended = lambda: self._lost(said.index, link)

@@ -236,7 +236,7 @@ class CoordinatorDriver:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""
         link = next(self._ids)
         try:
-            event = events.ShardHello.of(link, {**hello, "index": index}, len(self.place.config.shards))
+            event = events.ShardHello.of_peer(link, {**hello, "index": index}, len(self.place.config.shards))
         except messages.Malformed as error:
             raise WireError(str(error)) from None
         self._orders[link] = order

@@ -1,7 +1,7 @@
 """What the coordinator hears, the facts in it (the job, a checkpoint, a stream of a worker), and what it wants done.
 
-What shards say is in `messages`. Each is a value; what is malformed is refused by `of` before it becomes one. A driver carries the actions
-of one event out in their order.
+What shards say is in `messages`. Each is a value; what is malformed is refused by `of` or `of_peer` before it becomes one. A driver carries
+the actions of one event out in their order.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ class ShardHello:
     """In a decided mode: the last order that it has carried out; None: one broke off."""
 
     @classmethod
-    def of(cls, link: int, body: Mapping[str, Any], shards: int) -> ShardHello:
+    def of_peer(cls, link: int, body: Mapping[str, Any], shards: int) -> ShardHello:
         """What another shard says of itself. Raises Malformed."""
         carried, mode = body.get("carried"), body.get("mode")
         if not isinstance(mode, str) or not isinstance(body.get("serving"), bool):
