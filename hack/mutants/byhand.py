@@ -90,8 +90,8 @@ BY_HAND = (
     ByHand(
         "a restore does not rewind the sessions of a shard",
         f"{PSJOB}/protocol/shard/machine.py",
-        "a.DropSessions(bool(adopted) or self.mode.rewinds_together)",
-        "a.DropSessions(bool(adopted))",
+        "e.DropSessions(bool(adopted) or self.mode.rewinds_together)",
+        "e.DropSessions(bool(adopted))",
         ("tests/unit/test_shard_machine.py",),
     ),
     ByHand(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from psjob.checkpoint import disk, manifest
-from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.disk import CheckpointProblem
 from tests.tensors.checkpoint_parts import RUN, blocks, save
 
 PRIMITIVES = ("_create", "_write", "_sync", "_rename")

@@ -15,7 +15,7 @@ from psjob.protocol.coordinator import updates
 from psjob.protocol.coordinator.decisions import DecisionOrder
 from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
 from psjob.rules import named
-from psjob.rules.base import BlockState
+from psjob.rules.base import BlockState, UpdateFacts
 from psjob.simulate.training import _combined, _Sent
 from tests.live.live_shards import Shards, Worker, eventually, until_checkpoints
 from tests.live.training import build
@@ -96,5 +96,5 @@ def replayed(batches: list[Batch]) -> dict[int, torch.Tensor]:
                 flat = torch.empty(block.length)
                 Pack(block, flat, layout.table).gather(constant(push.worker, push.clock))
                 sent.append(_Sent(flat, flat.numpy(), 0.0))
-            rule.apply(states[block.index], _combined(sent, one), NUMBERS, staleness=0)
+            rule.apply(states[block.index], _combined(sent, one), NUMBERS, UpdateFacts(staleness=0))
     return {index: state.weights for index, state in states.items()}

@@ -22,8 +22,7 @@ from psjob.api.attachable import Later, Pair, later_groups
 from psjob.api.training_job import TrainingJob
 from psjob.contract import AUTHORITY, CERTIFICATE
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption_of
-from psjob.protocol.coordinator.actions import Action
-from psjob.protocol.coordinator.events import Event, Tick
+from psjob.protocol.coordinator.events import Action, Event, Tick
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.coordinator_driver import CoordinatorDriver
 from psjob.shard.server import Server

@@ -25,6 +25,7 @@ from psjob.process.errors import Refused
 from psjob.protocol.coordinator import updates
 from psjob.protocol.coordinator.decisions import DecisionOrder
 from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
+from psjob.rules.base import UpdateFacts
 from psjob.worker import session
 from psjob.worker.session import SMALL_RECORD
 from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving
@@ -307,7 +308,7 @@ def test_rounds_of_delayed_nesterov_wait_for_nobody(tmp_path: Path) -> None:
                 optimizers[rank].step()
             for p, before, state in zip(models[rank].parameters(), taken, states, strict=True):
                 hyperparameters = {**rule.hyperparameters, "every": 2.0, "activation": 0.25}
-                rule.apply(state, (before - p.detach()).flatten(), hyperparameters, worker=rank)
+                rule.apply(state, (before - p.detach()).flatten(), hyperparameters, UpdateFacts(worker=rank))
                 p.data.copy_(state.weights.view_as(p))
     for (name, _), state in zip(models[0].named_parameters(), states, strict=True):
         torch.testing.assert_close(final[name].flatten(), state.weights, rtol=0, atol=1e-6)

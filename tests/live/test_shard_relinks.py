@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from psjob.protocol.messages import SetUp
-from psjob.protocol.shard.actions import Action, Phase
-from psjob.protocol.shard.events import Event, Ordered
+from psjob.protocol.shard.events import Action, Event, Ordered, Phase
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from psjob.api import autocuts
-from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.disk import CheckpointProblem
 from psjob.modes.stages import ASKS, ChosenCuts, Stages
 from psjob.pipeline.lazy import on_meta
 from psjob.process.errors import Refused

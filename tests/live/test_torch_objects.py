@@ -16,7 +16,7 @@ from torch import nn
 import psjob as ps
 from psjob import contract
 from psjob.api.attachable import Pair, joined_pairs
-from psjob.layout import members
+from psjob.layout import packing
 from psjob.process.config import CompressionConfig
 from tests.live.live_shards import Worker, all_well, serving
 
@@ -148,13 +148,13 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_it_trains_as_in_one_process(tmp_path: Path, build: Callable[[], nn.Module], transport: str) -> None:
     mine, plain = build(), build()
     with torch.no_grad():
-        for ours, theirs in zip(members.tensors(mine), members.tensors(plain), strict=True):
+        for ours, theirs in zip(packing.tensors(mine), packing.tensors(plain), strict=True):
             theirs.copy_(ours)
     with serving(tmp_path, workers=1, shards=2, transport=transport) as shards:
         all_well([Worker(shards, 0, mine, sgd(mine))], lambda worker: steps(worker.model, worker.optimizer))
     steps(plain, sgd(plain))
     for (_, ours), (_, theirs) in zip(
-        members.named_parameters(mine), members.named_parameters(plain), strict=True
+        packing.named_parameters(mine), packing.named_parameters(plain), strict=True
     ):  # the compiler of scripts chooses kernels as it likes
         torch.testing.assert_close(ours, theirs, rtol=1e-3 if build is scripted else 0, atol=0)
     for held, built in zip(mine.buffers(), plain.buffers(), strict=True):

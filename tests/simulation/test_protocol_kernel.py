@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from tests.simulation.protocol.kernel import Kernel, Process
 from tests.simulation.protocol.network import End, Network
 from tests.simulation.protocol.volume import DiskThread, Volume

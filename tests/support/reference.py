@@ -16,7 +16,7 @@ from psjob import codecs, rules
 from psjob.layout.blocks import Block, Layout, TensorSpec, live_ranges
 from psjob.layout.packing import Pack
 from psjob.process.config import LocalConfig
-from psjob.rules.base import BlockState, check_hyperparameters
+from psjob.rules.base import BlockState, UpdateFacts, check_hyperparameters
 from psjob.rules.reduction import mean_in_rank_order
 
 Batch = Any
@@ -68,7 +68,7 @@ def reference(
             ranges = live_ranges(block, nowhere)
             whole = ranges == [(0, block.length)]
             if ranges:
-                made.apply(states[block.index], mean, now[block.group], None if whole else ranges, staleness=0)
+                made.apply(states[block.index], mean, now[block.group], UpdateFacts(None if whole else ranges, 0))
             Pack(block, states[block.index].weights, layout.table).scatter(parameters)
     return states
 

@@ -24,7 +24,6 @@ from torch.utils.data import (
 )
 
 from psjob.api.slices import SampleStream, Slices, Yielded, has_its_own
-from psjob.protocol.coordinator import decode
 from psjob.protocol.coordinator.consistency import MOST_PASSES, Alike, Difference, Told
 from tests.tensors.datasets import Joins, Normalises
 
@@ -38,7 +37,7 @@ def told(loader: Any, rank: int, number: int = 0) -> Told:
     source: Any = kind(loader, 5, rank, WORLD)
     feed = source.feed(number, 0) if kind is Slices else source.feed(number, {"round": 0})
     next(iter(feed), None)
-    found = decode.data({"data": {**source.facts(), "site": 1, "number": number}})
+    found = Told.of({"data": {**source.facts(), "site": 1, "number": number}})
     assert found is not None
     return found
 
@@ -203,9 +202,9 @@ def test_passes_of_other_places_and_later_ones_are_not_compared() -> None:
     "body", [{}, {"data": 1}, {"data": {}}, {"data": {"site": -1, "number": 0}}, {"data": {"site": 0, "number": True}}, {"data": [0]}]
 )
 def test_what_is_not_in_shape_says_nothing(body: dict[str, Any]) -> None:
-    assert decode.data(body) is None
+    assert Told.of(body) is None
 
 
 def test_what_a_worker_writes_is_bounded() -> None:
-    found = decode.data({"data": {"site": 0, "number": 0, "data": "a\n" * 500, "length": "many", "first": 1.5, "ordered": 1}})
+    found = Told.of({"data": {"site": 0, "number": 0, "data": "a\n" * 500, "length": "many", "first": 1.5, "ordered": 1}})
     assert found is not None and found.data == "a" * 80 and (found.length, found.first, found.ordered) == (None, None, False)

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from psjob.checkpoint import disk, files
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from psjob.checkpoint.files import FileFact, PartedTensor
-from psjob.checkpoint.problems import CheckpointProblem, Damage
 from tests.tensors.checkpoint_parts import HOWS, damage
 
 TENSORS = [

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from psjob.checkpoint import claim, disk, files, final, manifest, states
-from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from psjob.contract import FINAL_WEIGHTS
 from psjob.process.errors import Fenced
 from psjob.rules.base import BlockState

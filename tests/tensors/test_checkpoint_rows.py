@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from psjob.checkpoint import files, manifest
+from psjob.checkpoint.disk import Damage
 from psjob.checkpoint.final import checkpoint_sha256, tensors_sha256, write_final
 from psjob.checkpoint.manifest import MAX_CHAIN, Manifest, RowPlaces
-from psjob.checkpoint.problems import Damage
 from psjob.checkpoint.states import read_tables
 from psjob.shard.table import Voided
 from psjob.tables import Partition, RowTable

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from psjob.modes import Sync
 from psjob.protocol import messages
 from psjob.protocol.coordinator import updates
-from psjob.protocol.coordinator.actions import Order
-from psjob.protocol.coordinator.events import JobFacts
+from psjob.protocol.coordinator.events import JobFacts, Order
 from psjob.protocol.coordinator.state import CoordinatorState, ShardPeer
 from psjob.protocol.coordinator.updates import clip_factor
 from psjob.protocol.messages import ShardPosition

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob import codecs, contract
-from psjob.codecs import CodecError, CodecKey, choice
+from psjob.codecs import CodecError, CodecKey
 from psjob.codecs.base import SPAN
 from psjob.codecs.randomk import places
 from psjob.layout.blocks import Layout, TensorSpec
@@ -250,20 +250,20 @@ def test_numbers_and_names_are_told_apart() -> None:
     ],
 )  # fmt: skip
 def test_auto_takes_what_pays_at_the_measured_speed(bits: float, push: str, pull: str) -> None:
-    assert (choice.for_push(bits), choice.for_pull(bits)) == (push, pull)
+    assert (codecs.for_push(bits), codecs.for_pull(bits)) == (push, pull)
 
 
 def test_a_measurement_leaves_out_the_first_clock_and_needs_bytes_or_clocks() -> None:
-    seen = choice.Goodput()
+    seen = codecs.Goodput()
     seen.add(4, 1 << 20, 9.0)
     for clock in (5, 6, 7):
         assert not seen.enough(clock - 1)
         seen.add(clock, 8 << 20, 0.5)
     assert seen.enough(7)
     assert seen.bits == pytest.approx(8 * (8 << 20) / 0.5)
-    few = choice.Goodput()
+    few = codecs.Goodput()
     few.add(0, 100, 0.1)
     few.add(1, 100, 0.1)
     assert not few.enough(19)
     assert few.enough(20)
-    assert choice.Goodput().bits == 0.0
+    assert codecs.Goodput().bits == 0.0

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from psjob.checkpoint import claim, disk, files, manifest
+from psjob.checkpoint.disk import CheckpointProblem
 from psjob.checkpoint.manifest import sweep_orphans
-from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process.errors import Fenced
-from psjob.protocol.coordinator import actions, events
+from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.events import Stream
 from psjob.wire.frame import Header, Kind
 from tests.live.live_shards import eventually, serving
@@ -172,7 +172,7 @@ def test_the_coordinator_reads_no_blocks(tmp_path: Path, monkeypatch: pytest.Mon
         return real(path, *more)
 
     monkeypatch.setattr(files, "opened", seen)
-    found = desk.coordination.disk.carry_out(actions.ReadNewest(99, 2, frozenset(), True))
+    found = desk.coordination.disk.carry_out(events.ReadNewest(99, 2, frozenset(), True))
     assert isinstance(found, events.NewestRead) and found.found is not None and set(found.records or {}) == {0, 1}
     assert opened and all("-records" in name for name in opened)
 
@@ -243,7 +243,7 @@ def test_the_coordinator_answers_while_the_disk_does_not(tmp_path: Path, last_wo
             return real(job)
 
         coordination.disk.carry_out = slow  # type: ignore[method-assign]
-        coordination.jobs.put(actions.MeasureRoom())
+        coordination.jobs.put(events.MeasureRoom())
         heard: list[float] = []
         for _ in range(20):
             asked, step = time.monotonic(), len(heard) + 1

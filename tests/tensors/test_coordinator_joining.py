@@ -18,7 +18,7 @@ from psjob.process.errors import Refused
 from psjob.protocol.coordinator import events, recovery
 from psjob.protocol.coordinator.ending import following, next_mode
 from psjob.protocol.coordinator.membership import rule_difference
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.wire.frame import Header, Kind, WireError
 from tests.support.runkeys import key_file
 from tests.tensors.desk import NEVER, Clerk, Desk, take_snapshot

@@ -32,7 +32,8 @@ from psjob.checkpoint.states import _positions, open_blocks, read_admission
 from psjob.layout.blocks import TensorSpec, check_aliases, check_table
 from psjob.process import config
 from psjob.protocol import messages
-from psjob.protocol.coordinator import decode
+from psjob.protocol.coordinator import events
+from psjob.protocol.coordinator.consistency import Digest, Told
 from psjob.protocol.records import PIECE, RecordDelta, RecordsOnStream
 from psjob.resume import record
 from psjob.shard import rendezvous
@@ -96,11 +97,11 @@ READERS: dict[str, tuple[Callable[[bytes], Any], list[bytes]]] = {
         json.dumps({"tables": [{"name": f"t{i}", "dim": 4, "rule": "sgd"} for i in range(2000)]}).encode(),
         json.dumps({"table": [[]] * 9000, "aliases": [{}] * 9000, "deep": [[[[{}]]]] * 2000}).encode(),
     ]),
-    "digest": (read_said(Kind.DIGEST, decode.digest), [
+    "digest": (read_said(Kind.DIGEST, Digest.of), [
         json.dumps({"clock": 1, "look": "windows", "kinds": "t" * 4000, "sums": [10**200] * 4000, "names": ["x"] * 4000,
                     "numbers": [{f"n{i}": 1.0 for i in range(4000)}] * 3}).encode(),
     ]),
-    "inputs": (read_said(Kind.INPUTS, lambda body: (decode.inputs(body), decode.data(body))), [
+    "inputs": (read_said(Kind.INPUTS, lambda body: (events.InputsSeen.of(1, body), Told.of(body))), [
         json.dumps({"inputs": [1e300] * 9000, "data": {"site": 1, "number": 1, "loader": "x" * 9000}}).encode(),
     ]),
     "report": (read_said(Kind.REPORT, numbers_of), [json.dumps({f"{i}": 1.0 for i in range(9000)}).encode()]),

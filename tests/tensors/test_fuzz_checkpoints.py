@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from psjob.checkpoint import claim, files, manifest, states
-from psjob.checkpoint.disk import CHUNK
+from psjob.checkpoint.disk import CHUNK, CheckpointProblem, Damage
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import Manifest, read_initial, read_records
-from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.states import open_blocks, read_admission, read_tables
 from psjob.layout.blocks import assign
 from psjob.resume import record

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push
-from psjob.protocol.worker.local_group import Part, Whole, owner, together
-from psjob.resume import composite
-from psjob.resume.composite import SMALL, RecordMaker, Records
+from psjob.protocol.worker.local_group import SMALL, Part, RecordMaker, Records, Whole, join_records, owner, split_records, together
 from psjob.shard.pending import PendingPush, PushMetadata, push_weights
 from psjob.worker import localreduce
 from psjob.worker.localreduce import PodMemory
@@ -76,19 +74,19 @@ def test_the_sum_is_that_of_the_present_in_their_order(processes: int, seed: int
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=9))
 def test_records_of_several_come_back_as_they_were(records: list[bytes]) -> None:
-    assert composite.split_records(composite.join_records(records)) == records
+    assert split_records(join_records(records)) == records
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=5), st.integers(0, 400))
 def test_a_torn_composite_is_refused(records: list[bytes], cut: int) -> None:
-    whole = composite.join_records(records)
+    whole = join_records(records)
     for torn in (whole[: 4 + cut % (len(whole) - 4)], whole + b"x"):
         with pytest.raises(ValueError, match="record of"):
-            composite.split_records(torn)
+            split_records(torn)
 
 
 def test_a_record_of_one_process_is_alone() -> None:
-    assert composite.split_records(b"PSJR") == [b"PSJR"]
+    assert split_records(b"PSJR") == [b"PSJR"]
 
 
 def test_a_large_record_is_made_where_it_is_wanted() -> None:
@@ -110,11 +108,11 @@ def test_the_record_of_a_worker_is_of_one_clock() -> None:
     records.add(1, 3, b"old")
     assert records.whole(4) is None
     records.add(1, 4, b"one")
-    assert composite.split_records(records.whole(4) or b"") == [b"zero", b"one", b"two"] and records.whole(5) is None
+    assert split_records(records.whole(4) or b"") == [b"zero", b"one", b"two"] and records.whole(5) is None
     records.add(1, None, b"through")
     records.add(0, 5, b"next")
     records.add(2, 5, b"next")
-    assert composite.split_records(records.whole(5) or b"") == [b"next", b"through", b"next"]
+    assert split_records(records.whole(5) or b"") == [b"next", b"through", b"next"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import nn
 from psjob import contract, rules
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split_model
-from psjob.rules.base import check_hyperparameters
+from psjob.rules.base import UpdateFacts, check_hyperparameters
 from tests.support import pipeline_inprocess as inprocess
 from tests.support import pipeline_reference as reference
 
@@ -81,7 +81,7 @@ def test_the_arithmetic_is_that_of_the_rule_on_the_shards(word: str) -> None:
     for turn in range(8):
         grad = torch.randn(40, generator=torch.Generator().manual_seed(turn), dtype=torch.float64)
         theirs.slots["sent@0"] = seen[max(0, turn - 2)].clone()
-        rule.apply(theirs, grad, options, staleness=2, worker=0)
+        rule.apply(theirs, grad, options, UpdateFacts(staleness=2, worker=0))
         before = ours.weights.clone()
         plain.apply(ours, corrector.corrected("w", grad, before, seen[max(0, turn - 2)], 0.1), own)
         corrector.moved("w", before, ours.weights, 0.1)

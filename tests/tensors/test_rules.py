@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import rules
-from psjob.rules.base import BlockState, check_hyperparameters
+from psjob.rules.base import BlockState, UpdateFacts, check_hyperparameters
 from psjob.rules.reduction import mean_in_rank_order
 
 torch.set_num_threads(1)
@@ -93,7 +93,7 @@ def test_nadam_is_torchs_to_the_bit(name: str, kind: Any, options: dict[str, Any
         optimizer.param_groups[0]["betas"] = (beta, optimizer.param_groups[0]["betas"][1])
         optimizer.step()
         hyperparameters = check_hyperparameters(rule, {**flat(options), "beta1": beta})
-        rule.apply(states[0], grad[:737], hyperparameters, None if first else [(500, 237)])
+        rule.apply(states[0], grad[:737], hyperparameters, UpdateFacts(None if first else [(500, 237)]))
         rule.apply(states[1], grad[737:], hyperparameters)
         if step == 40:
             states = [BlockState.of(one.weights, one.slots, json.loads(json.dumps(one.counts()))) for one in states]
@@ -126,7 +126,7 @@ def test_a_tensor_without_gradient_is_skipped_as_torch_skips_it(name: str, kind:
         for i, p in enumerate(parameters):
             p.grad = grad.split(lengths)[i].clone() if i in live else None
         optimizer.step()
-        rule.apply(state, grad, hyperparameters, ranges=[spans[i] for i in live])
+        rule.apply(state, grad, hyperparameters, UpdateFacts(ranges=[spans[i] for i in live]))
         if step == 15:
             state = BlockState.of(state.weights, state.slots, state.counts())
     assert close(state.weights, torch.cat([p.detach() for p in parameters]))
@@ -160,7 +160,7 @@ def test_counts_are_kept_per_element(updates: list[list[tuple[int, int]]]) -> No
         for gap, length in draws:
             ranges.append((at + gap, length))
             at += gap + length
-        rule.apply(state, torch.ones(50), rule.hyperparameters, ranges=ranges)
+        rule.apply(state, torch.ones(50), rule.hyperparameters, UpdateFacts(ranges=ranges))
         for offset, length in ranges:
             expected[offset : offset + length] += 1
         state = BlockState.of(state.weights, state.slots, state.counts())
@@ -182,7 +182,7 @@ def test_a_copy_shares_nothing() -> None:
     rule.apply(state, torch.ones(100), rule.hyperparameters)
     copy = state.copy()
     before = copy.weights.clone()
-    rule.apply(state, torch.ones(100), rule.hyperparameters, ranges=[(0, 10)])
+    rule.apply(state, torch.ones(100), rule.hyperparameters, UpdateFacts(ranges=[(0, 10)]))
     assert torch.equal(copy.weights, before) and copy.steps == 1 and copy.segments == [(100, 1)]
 
 

@@ -17,7 +17,7 @@ import torch
 
 from psjob import rules
 from psjob.modes import Async, Backup, Bounded, Softsync, Sync
-from psjob.rules.base import BlockState, Hyperparameters, check_hyperparameters, of_worker
+from psjob.rules.base import BlockState, Hyperparameters, UpdateFacts, check_hyperparameters, of_worker
 from psjob.rules.stale import stale_share
 from psjob.simulate.engine import Stall, WorkerSpeeds, simulate
 from psjob.simulate.training import Quadratic, SimulatedTraining
@@ -63,7 +63,7 @@ class Job:
     def push(self, worker: int, grad: Any, staleness: int = 0) -> None:
         if isinstance(self.rule, rules.DanaSlim):
             grad = self.rule.outgoing(self.halves[worker], grad, self.hyperparameters)
-        self.rule.apply(self.state, grad, self.hyperparameters, staleness=staleness, worker=worker)
+        self.rule.apply(self.state, grad, self.hyperparameters, UpdateFacts(staleness=staleness, worker=worker))
         self.halves[worker].weights = self._reply(worker)
 
 
@@ -210,7 +210,7 @@ def test_elements_without_a_gradient_stay(name: str) -> None:
     state = rule.init(torch.ones(12))
     rule.reply(state, hyperparameters, 0)
     for turn in range(5):
-        rule.apply(state, torch.ones(12), hyperparameters, ranges=[(3, 4), (9, 1)], staleness=turn, worker=0)
+        rule.apply(state, torch.ones(12), hyperparameters, UpdateFacts(ranges=[(3, 4), (9, 1)], staleness=turn, worker=0))
     moved = [3 <= at < 7 or at == 9 for at in range(12)]
     assert (state.weights != 1).tolist() == moved
     for slot, values in state.slots.items():
@@ -246,7 +246,7 @@ def test_state_survives_a_checkpoint(name: str) -> None:
         job.push(turn % 3, torch.full((8,), float(turn)))
     back = BlockState.of(job.state.weights.clone(), {slot: values.clone() for slot, values in job.state.slots.items()}, job.state.counts())
     for state in (job.state, back):
-        job.rule.apply(state, torch.ones(8), job.hyperparameters, staleness=1, worker=2)
+        job.rule.apply(state, torch.ones(8), job.hyperparameters, UpdateFacts(staleness=1, worker=2))
     assert torch.equal(job.state.weights, back.weights)
     assert torch.equal(job.rule.reply(job.state, job.hyperparameters, 0), job.rule.reply(back, job.hyperparameters, 0))
 
@@ -255,7 +255,7 @@ def test_state_survives_a_checkpoint(name: str) -> None:
 def test_a_mean_of_several_is_refused_where_workers_have_state(name: str) -> None:
     rule = rules.named(name)
     with pytest.raises(ValueError, match="keeps state for each worker and takes the push of one, not a mean of several"):
-        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, staleness=0)
+        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, UpdateFacts(staleness=0))
 
 
 @pytest.mark.parametrize("name", [name for name, rule in rules.RULES.items() if rule.needs_staleness])
@@ -264,14 +264,14 @@ def test_a_push_of_an_unknown_base_is_refused_where_it_matters(name: str) -> Non
     with pytest.raises(
         ValueError, match=rf"rule {name} needs the staleness of a push; it is not known of one that is based on an earlier attempt"
     ):
-        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, worker=0)
+        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, UpdateFacts(worker=0))
 
 
 @pytest.mark.parametrize("name", ["dc-asgd", "dana-dc", "gap-aware", "gap-aware-dana"])
 def test_a_push_before_any_reply_is_refused(name: str) -> None:
     rule = rules.named(name)
     with pytest.raises(ValueError, match=f"rule {name}: worker 3 pushes, but has not been sent weights"):
-        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, staleness=0, worker=3)
+        rule.apply(rule.init(torch.zeros(2)), torch.ones(2), rule.hyperparameters, UpdateFacts(staleness=0, worker=3))
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -407,7 +407,9 @@ def test_delayed_pushes_come_to_nesterov_of_their_mean() -> None:
     deltas = gradients(12, 5)
     states = {name: rules.named(name).init(np.zeros(5)) for name in ("delayed-nesterov", "outer-nesterov")}
     for turn, delta in enumerate(deltas):
-        rules.named("delayed-nesterov").apply(states["delayed-nesterov"], delta, hyperparameters_of("delayed-nesterov"), worker=turn % 4)
+        rules.named("delayed-nesterov").apply(
+            states["delayed-nesterov"], delta, hyperparameters_of("delayed-nesterov"), UpdateFacts(worker=turn % 4)
+        )
         if turn % 4 == 3:
             mean = np.mean(deltas[turn - 3 : turn + 1], axis=0)
             rules.named("outer-nesterov").apply(states["outer-nesterov"], mean, hyperparameters_of("outer-nesterov"))
@@ -426,7 +428,7 @@ def test_delayed_pushes_are_counted_by_tensor() -> None:
     rule, hyperparameters = rules.named("delayed-nesterov"), hyperparameters_of("delayed-nesterov", every=2.0, activation=0.3)
     both, first, second = (rule.init(np.zeros(length)) for length in (5, 3, 2))
     for turn, grad in enumerate(gradients(30, 5)):
-        rule.apply(both, grad, hyperparameters, ranges=None if turn % 3 == 0 else [(0, 3)])
+        rule.apply(both, grad, hyperparameters, UpdateFacts(ranges=None if turn % 3 == 0 else [(0, 3)]))
         rule.apply(first, grad[:3], hyperparameters)
         if turn % 3 == 0:
             rule.apply(second, grad[3:], hyperparameters)
@@ -442,7 +444,7 @@ def grows(name: str, step: float, workers: int, rounds: int, momentum: float | N
     size = []
     for turn in range(rounds * workers):
         worker = turn % workers
-        rule.apply(state, sent[worker], hyperparameters, staleness=min(turn, workers - 1), worker=worker)
+        rule.apply(state, sent[worker], hyperparameters, UpdateFacts(staleness=min(turn, workers - 1), worker=worker))
         sent[worker] = rule.reply(state, hyperparameters, worker).copy()
         size.append(abs(float(state.weights[0])))
         if size[-1] > 1e9:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob.checkpoint import disk, files
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from psjob.checkpoint.files import FileFact
-from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.states import _bits, _positions, read_admission, write_admission
 from psjob.shard import server as serving
 from psjob.shard import table as tables

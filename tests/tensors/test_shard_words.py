@@ -24,8 +24,8 @@ from psjob.modes.stages import Stages
 from psjob.pipeline.cuts import split_model
 from psjob.process.config import Config
 from psjob.process.errors import Refused
-from psjob.protocol.coordinator.decode import Malformed, step_lost
 from psjob.protocol.coordinator.events import StepLost
+from psjob.protocol.messages import Malformed
 from psjob.shard.checks import MOST_AHEAD, check_leave
 from psjob.shard.coordinator_driver import numbers_of
 from psjob.shard.session import Session
@@ -226,9 +226,9 @@ def test_two_workers_have_one_key_and_each_reads_it_with_its_own() -> None:
     "body", [{}, {"rank": 2, "step": 1}, {"rank": -1, "step": 1}, {"rank": 0, "step": -1}, {"rank": 0}, {"rank": "0", "step": 1}]
 )
 def test_a_step_that_was_lost_names_a_worker_and_a_step(body: dict[str, Any]) -> None:
-    assert step_lost(7, {"rank": 1, "step": 5}, 2) == StepLost(7, 1, 5)
+    assert StepLost.of(7, {"rank": 1, "step": 5}, 2) == StepLost(7, 1, 5)
     with pytest.raises(Malformed):
-        step_lost(7, body, 2)
+        StepLost.of(7, body, 2)
 
 
 def test_a_job_of_stages_trains_one_model_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:

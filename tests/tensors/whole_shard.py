@@ -18,7 +18,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.process.config import Config, Place, ShardAddress
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.membership import PACE_SECONDS
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.resume.record import ResumeRecord, pack
 from psjob.rules import named
 from psjob.shard.acceptor import Acceptor

@@ -10,7 +10,6 @@ from typing import Any
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import ServedMode, Sync, written
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
@@ -33,7 +32,7 @@ class World:
         self.sent: Counter[str] = Counter()
         """Messages by their word, both ways."""
         self.heard: dict[int, list[Kind]] = {rank: [] for rank in range(workers)}
-        self.welcomes: dict[int, a.Welcome] = {}
+        self.welcomes: dict[int, e.Welcome] = {}
         self.disk: deque[Any] = deque()
         """Work that is held back while `slow`."""
         self.slow = False
@@ -43,7 +42,7 @@ class World:
         """Orders that no shard answers."""
         self.left: list[Any] = []
         self.manifests: list[CheckpointFacts] = []
-        self.committing: list[a.CommitSnapshot] = []
+        self.committing: list[e.CommitSnapshot] = []
         self.logged: list[str] = []
         self.request = self.job.request
         """checkpoint.request of the config as it lies there now."""
@@ -127,24 +126,24 @@ class World:
 
     # -- out -----------------------------------------------------------------------------------
 
-    def _carry_out(self, action: a.Action) -> None:
+    def _carry_out(self, action: e.Action) -> None:
         match action:
-            case a.Log(_, text):
+            case e.Log(_, text):
                 self.logged.append(text)
-            case a.Order(link):
+            case e.Order(link):
                 self.sent[str(action.body["do"])] += 1
                 self.order(self._links[link], action.body)
-            case a.Tell(stream, kind):
+            case e.Tell(stream, kind):
                 self.sent[kind.name] += 1
                 self.heard[self._ranks[stream]].append(kind)
-            case a.Welcome():
+            case e.Welcome():
                 self.sent["WELCOME"] += 1
                 self.welcomes[self._ranks[action.stream]] = action
-            case a.HangUp(stream):
+            case e.HangUp(stream):
                 self._queue.append(e.StreamEnded(stream))
-            case a.Leave() | a.LeaveFenced():
+            case e.Leave() | e.LeaveFenced():
                 self.left.append(action)
-            case a.WishRecords():
+            case e.WishRecords():
                 pass
             case _ if self.slow:
                 self.disk.append(action)
@@ -202,26 +201,26 @@ class World:
 
     def _done(self, job: Any) -> list[e.Event]:
         match job:
-            case a.ClaimTerm(term):
+            case e.ClaimTerm(term):
                 return [e.TermClaimed(term)]
-            case a.LookForClaim():
+            case e.LookForClaim():
                 return [e.ClaimSeen()]
-            case a.ReadNewest():
+            case e.ReadNewest():
                 found = next((made for made in reversed(self.manifests) if made.name not in job.passed), None)
                 records = {} if found is None else dict.fromkeys(range(self.job.workers), b"record") if found.step else {}
                 return [e.NewestRead(job.number, found, records=records if job.records else None, initial=b"initial")]
-            case a.CommitSnapshot():
+            case e.CommitSnapshot():
                 self.committing.append(job)
                 self.manifests.append(facts(job, self.job.folder))
                 return [e.ManifestCommitted(job.snapshot, self.manifests[-1])]
-            case a.MeasureRoom():
+            case e.MeasureRoom():
                 return [e.RoomMeasured(12345)]
-            case a.ReadWish():
+            case e.ReadWish():
                 return [e.ModeWished(None, request=self.request)]
         return []
 
 
-def facts(job: a.CommitSnapshot, folder: str) -> CheckpointFacts:
+def facts(job: e.CommitSnapshot, folder: str) -> CheckpointFacts:
     """What a manifest says of a snapshot that was committed."""
     return CheckpointFacts(
         folder, f"manifest-{job.snapshot}", "run-1", job.term, job.step, job.mode, job.final, 0.0, 4096, job.layout, job.rule, job.workers,

@@ -11,7 +11,6 @@ import pytest
 from psjob import contract
 from psjob.modes import Async, Sync
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import checkpoints
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator.events import Stream
@@ -168,7 +167,7 @@ def test_files_of_the_newest_eight_void_snapshots_are_swept_when_every_shard_has
         before = len(world.disk)
         world.post(messages.SnapshotVoided(1, number))
         assert len(world.disk) - before == (number in numbers[-8:])
-    assert [swept.before for swept in world.disk if isinstance(swept, a.SweepOrphans)] == [number + 1 for number in numbers[-8:]]
+    assert [swept.before for swept in world.disk if isinstance(swept, e.SweepOrphans)] == [number + 1 for number in numbers[-8:]]
 
 
 def test_a_manifest_that_is_being_written_cannot_be_voided() -> None:
@@ -245,7 +244,7 @@ def test_a_view_that_cannot_be_claimed_for_another_reason_ends_this_process() ->
     world = World()
     world.slow = True
     world.post(e.Started(), e.TermUnclaimed(1, "cannot create CLAIM-000001: EROFS", False))
-    assert world.left == [a.Leave(1, "cannot create CLAIM-000001: EROFS")]
+    assert world.left == [e.Leave(1, "cannot create CLAIM-000001: EROFS")]
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before() -> None:
@@ -474,7 +473,7 @@ def test_a_bug_in_the_machine_is_not_swallowed() -> None:
 def test_nothing_follows_the_end_of_the_process() -> None:
     world = World().begun()
     world.post(e.TermFenced(7, "term 7 is claimed by another"))
-    assert world.left == [a.LeaveFenced(7, "term 7 is claimed by another")]
+    assert world.left == [e.LeaveFenced(7, "term 7 is claimed by another")]
     assert world.machine.handle(e.Tick(), 1e9) == [] and world.machine.handle(e.StopAsked(), 1e9) == []
 
 

@@ -15,12 +15,10 @@ import pytest
 
 from psjob.modes import Async, ServedMode, Sync
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions as a
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator import membership
-from psjob.protocol.coordinator.actions import Tell
 from psjob.protocol.coordinator.ending import CONFIG_SECONDS
-from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream
+from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream, Tell
 from psjob.protocol.coordinator.membership import HUNG_SECONDS, REPORT_SECONDS
 from psjob.protocol.coordinator.schedule import Snapshot
 from psjob.protocol.coordinator.state import CoordinatorState
@@ -104,7 +102,7 @@ def in_the_commit(world: World) -> None:
     """Everything is written, and the rename is still to come."""
     world.slow = True
     passes(world)
-    assert any(isinstance(job, a.CommitSnapshot) for job in world.disk)
+    assert any(isinstance(job, e.CommitSnapshot) for job in world.disk)
 
 
 @pytest.mark.parametrize("dies", [after_no_answer, after_a_void_snapshot, in_the_commit])
@@ -216,9 +214,9 @@ MADE = 30
 class Strict(World):
     """Its shards write a snapshot at a step only when they are there, and are late for one that is behind. Who is told to go hangs up."""
 
-    def _carry_out(self, action: a.Action) -> None:
+    def _carry_out(self, action: e.Action) -> None:
         super()._carry_out(action)
-        if isinstance(action, a.Tell) and action.kind is Kind.STOPPED:
+        if isinstance(action, e.Tell) and action.kind is Kind.STOPPED:
             self._queue.append(e.StreamEnded(action.stream))
 
     def order(self, shard: int, body: Mapping[str, Any]) -> None:
@@ -240,7 +238,7 @@ def running(mode: ServedMode, workers: int = 2) -> Strict:
 
 def over(world: World) -> bool:
     """Did shard 0 end, with a last checkpoint of MADE?"""
-    return any(isinstance(action, a.Leave) for action in world.left) and world.manifests[-1].step == MADE
+    return any(isinstance(action, e.Leave) for action in world.left) and world.manifests[-1].step == MADE
 
 
 @pytest.mark.parametrize("mode", [Sync(), Async()])
@@ -296,7 +294,7 @@ def test_a_step_that_only_the_worker_that_is_gone_has_a_record_before_is_not_ask
     world.post(e.StreamEnded(world._stream(1)), e.StopAsked())
     for _ in range(400):
         world.tick(0.1)
-    assert any(isinstance(action, a.Leave) for action in world.left) and world.manifests[-1].step < MADE
+    assert any(isinstance(action, e.Leave) for action in world.left) and world.manifests[-1].step < MADE
     assert world.sent["snapshot"] < 300
 
 

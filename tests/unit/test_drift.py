@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from psjob.protocol.coordinator import decode
 from psjob.protocol.coordinator.consistency import BEGIN, MOMENTS, WHOLE, WINDOWS, Digest, Drift
 
 NAMES = ("body.weight", "head.weight", "stem.weight", "codebook")
@@ -150,6 +149,6 @@ BODY = {
      {"names": ["a"]}, {"clock": -1}, {"clock": "1"},      {"numbers": [3]}, {"numbers": {}}],
 )  # fmt: skip
 def test_a_digest_out_of_shape_decides_nothing(change: dict[str, Any]) -> None:
-    assert decode.digest({**BODY, "leftOut": 3}) == Digest(16, WHOLE, "tf", (1, 2), ("a", "b"), ({"lr": 0.1},), "", True, (), 3)
-    assert decode.digest(BODY) == Digest(16, WHOLE, "tf", (1, 2), ("a", "b"), ({"lr": 0.1},), "", True)
-    assert decode.digest({**BODY, **change}) is None
+    assert Digest.of({**BODY, "leftOut": 3}) == Digest(16, WHOLE, "tf", (1, 2), ("a", "b"), ({"lr": 0.1},), "", True, (), 3)
+    assert Digest.of(BODY) == Digest(16, WHOLE, "tf", (1, 2), ("a", "b"), ({"lr": 0.1},), "", True)
+    assert Digest.of({**BODY, **change}) is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from psjob.modes import Bounded
 from psjob.modes.stages import Stages
-from psjob.protocol.coordinator import decode, events
+from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator import events as e
 from psjob_operator.api.status import StageStatus
 from psjob_operator.plan.observed_state import ObservedState
@@ -124,7 +124,7 @@ def world(**more: Any) -> World:
 
 
 def measured(it: World, rank: int, **told: Any) -> None:
-    it.post(decode.measured(it._stream(rank), it.step, told, 3))
+    it.post(events.Measured.of(it._stream(rank), it.step, told, 3))
 
 
 def stages(it: World) -> list[dict[str, Any]]:
@@ -207,7 +207,7 @@ def test_what_a_worker_of_undone_steps_measured_is_passed_over() -> None:
     it = world()
     stream = it._stream(2)
     it.hello(2, start=2)
-    it.post(decode.measured(stream, 0, {"idle": 0.5}, 3))
+    it.post(events.Measured.of(stream, 0, {"idle": 0.5}, 3))
     assert stages(it)[1]["idle"] is None
 
 
@@ -224,7 +224,7 @@ def test_what_a_worker_of_undone_steps_measured_is_passed_over() -> None:
     ],
 )
 def test_what_is_not_in_shape_is_not_known(body: dict[str, Any], found: events.Measured) -> None:
-    assert decode.measured(1, 7, body, 3) == found
+    assert events.Measured.of(1, 7, body, 3) == found
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)

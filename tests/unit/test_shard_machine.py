@@ -16,9 +16,8 @@ from psjob import contract
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import Async, ServedMode, Sync
 from psjob.protocol import messages as o
-from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.protocol.shard.machine import FIRST_SECONDS, PROGRESS_SECONDS, SILENCE_SECONDS, LinkState, ShardMachine
 from psjob.wire.frame import WireError
 
@@ -36,10 +35,10 @@ class Told:
         self.machine = ShardMachine(index, WORKERS, 1, mode, LinkState("host:1", 60.0) if linked else None)
         self.now = 0.0
 
-    def do(self, *events: e.Event) -> list[a.Action]:
+    def do(self, *events: e.Event) -> list[e.Action]:
         return [action for event in events for action in self.machine.handle(event, self.now)]
 
-    def order(self, body: dict[str, Any], stream: int | None = None) -> list[a.Action]:
+    def order(self, body: dict[str, Any], stream: int | None = None) -> list[e.Action]:
         return self.do(e.Ordered(o.decode_order(body), stream))
 
     def serving(self) -> Told:
@@ -51,11 +50,11 @@ class Told:
         return self
 
 
-def said(actions: Sequence[a.Action]) -> list[str]:
-    return [o.encode_message(action.message)["did"] for action in actions if isinstance(action, a.TellCoordinator)]
+def said(actions: Sequence[e.Action]) -> list[str]:
+    return [o.encode_message(action.message)["did"] for action in actions if isinstance(action, e.TellCoordinator)]
 
 
-def kinds(actions: Sequence[a.Action]) -> list[str]:
+def kinds(actions: Sequence[e.Action]) -> list[str]:
     return [type(action).__name__ for action in actions]
 
 
@@ -68,7 +67,7 @@ def test_a_snapshot_is_held_then_written_and_both_are_told() -> None:
     assert told.do(e.Armed(7)) == []
     held = told.do(e.Held(7))
     assert said(held) == ["held"] and kinds(held) == ["TellCoordinator", "Release", "Write"]
-    assert said(told.do(e.Wrote(WRITTEN))) == ["written"]
+    assert said(told.do(WRITTEN)) == ["written"]
 
 
 def test_a_snapshot_at_a_step_is_ready_when_it_is_armed_even_if_it_was_held_first() -> None:
@@ -93,17 +92,17 @@ def test_a_snapshot_of_decided_pushes_is_late_while_the_files_of_another_are_giv
 def test_a_snapshot_with_marks_waits_for_every_live_worker() -> None:
     told = Told(mode=Async()).serving()
     assert said(told.order(SNAPSHOT | {"marks": True})) == ["ready"]
-    assert told.do(e.Marked(0, 7), e.Marked(0, 7), e.Marked(1, 6)) == [a.Release(6)], "of another snapshot: released at once"
+    assert told.do(e.Marked(0, 7), e.Marked(0, 7), e.Marked(1, 6)) == [e.Release(6)], "of another snapshot: released at once"
     assert told.do(e.Marked(1, 7)) == []
-    assert told.do(e.Left(2)) == [a.Hold(7, -1, None, None)]
-    assert told.do(e.Marked(2, 7)) == [a.Release(7)], "it is held: nobody waits"
+    assert told.do(e.Left(2)) == [e.Hold(7, -1, None, None)]
+    assert told.do(e.Marked(2, 7)) == [e.Release(7)], "it is held: nobody waits"
 
 
 def test_a_worker_that_the_coordinator_knows_to_have_left_is_not_waited_for() -> None:
     told = Told(mode=Async()).serving()
     acts = told.order(SNAPSHOT | {"marks": True, "left": {"0": 3, "1": 4, "2": 5}})
-    assert [act for act in acts if isinstance(act, a.NoteLeft)] == [a.NoteLeft(0, 3), a.NoteLeft(1, 4), a.NoteLeft(2, 5)]
-    assert isinstance(acts[-1], a.Hold)
+    assert [act for act in acts if isinstance(act, e.NoteLeft)] == [e.NoteLeft(0, 3), e.NoteLeft(1, 4), e.NoteLeft(2, 5)]
+    assert isinstance(acts[-1], e.Hold)
 
 
 def test_one_writer_at_a_time_even_when_its_snapshot_is_void() -> None:
@@ -117,33 +116,33 @@ def test_one_writer_at_a_time_even_when_its_snapshot_is_void() -> None:
     assert told.order(SNAPSHOT | {"snapshot": 9}) == []
     acts = told.do(e.GaveUp(7))
     assert said(acts) == ["ready"] and kinds(acts)[-1] == "Hold"
-    assert said(told.do(e.Discarded(7))) == ["voided"]
+    assert said(told.do(o.SnapshotVoided(0, 7))) == ["voided"]
 
 
 @pytest.mark.parametrize("written", [True, False])
 def test_a_void_snapshot_is_deleted_whatever_came_of_it(written: bool) -> None:
     told = Told().serving()
     told.order(SNAPSHOT)
-    told.do(e.Held(7), e.Wrote(WRITTEN) if written else e.Failed(7, "no room", full=True))
-    assert a.Discard(7) in told.order({"do": "void", "snapshot": 7})
-    assert told.do(e.Wrote(WRITTEN)) == [], "a writer that was done before it heard"
+    told.do(e.Held(7), WRITTEN if written else e.Failed(7, "no room", full=True))
+    assert e.Discard(7) in told.order({"do": "void", "snapshot": 7})
+    assert told.do(WRITTEN) == [], "a writer that was done before it heard"
 
 
 def test_what_was_written_and_never_committed_is_deleted_when_a_later_manifest_is_known() -> None:
     told = Told().serving()
     for snapshot in (7, 8, 9):
         told.order(SNAPSHOT | {"snapshot": snapshot})
-        told.do(e.Held(snapshot), e.Wrote(replace(WRITTEN, snapshot=snapshot)))
+        told.do(e.Held(snapshot), replace(WRITTEN, snapshot=snapshot))
         if snapshot == 8:
-            assert a.Discard(8) in told.order(SNAPSHOT | {"snapshot": 9, "base": 7}) and told.machine.snapshots.current is not None
-    assert not [act for act in told.order(SNAPSHOT | {"snapshot": 10}) if isinstance(act, a.Discard)], "without a base nothing is known"
+            assert e.Discard(8) in told.order(SNAPSHOT | {"snapshot": 9, "base": 7}) and told.machine.snapshots.current is not None
+    assert not [act for act in told.order(SNAPSHOT | {"snapshot": 10}) if isinstance(act, e.Discard)], "without a base nothing is known"
 
 
 def test_a_shard_that_is_beyond_the_step_says_so_and_keeps_nothing() -> None:
     told = Told().serving()
     told.order(SNAPSHOT | {"step": 4})
     late = told.do(e.TooLate(7, 6))
-    assert said(late) == ["late"] and a.GiveUp(7) in late and a.AskRecords(-1) in late
+    assert said(late) == ["late"] and e.GiveUp(7) in late and e.AskRecords(-1) in late
     assert told.machine.snapshots.current is None
 
 
@@ -151,8 +150,8 @@ def test_a_full_disk_is_told() -> None:
     told = Told().serving()
     told.order(SNAPSHOT)
     told.do(e.Held(7))
-    (answer,) = [act for act in told.do(e.Failed(7, "no room", full=True)) if isinstance(act, a.TellCoordinator)]
-    assert answer == a.TellCoordinator(o.SnapshotUnwritten(0, 7, "no room", True))
+    (answer,) = [act for act in told.do(e.Failed(7, "no room", full=True)) if isinstance(act, e.TellCoordinator)]
+    assert answer == e.TellCoordinator(o.SnapshotUnwritten(0, 7, "no room", True))
 
 
 def test_progress_is_told_once_a_second_also_when_nothing_moves() -> None:
@@ -163,9 +162,9 @@ def test_progress_is_told_once_a_second_also_when_nothing_moves() -> None:
     bodies = []
     for tick in range(40):
         told.now = 10 + tick * 0.25
-        bodies += [act.message for act in told.do(e.Tick(100, 300)) if isinstance(act, a.TellCoordinator)]
+        bodies += [act.message for act in told.do(e.Tick(100, 300)) if isinstance(act, e.TellCoordinator)]
     assert bodies == [o.BytesMoved(0, "writing", 7, 100, 300)] * 10
-    told.do(e.Wrote(WRITTEN))
+    told.do(WRITTEN)
     told.now += PROGRESS_SECONDS
     assert told.do(e.Tick()) == []
 
@@ -176,11 +175,11 @@ def test_progress_is_told_once_a_second_also_when_nothing_moves() -> None:
 def test_a_restore_is_read_and_its_standing_told() -> None:
     told = Told().serving()
     acts = told.order(RESTORE)
-    assert kinds(acts) == ["Reset", "DropSessions", "Read"] and acts[1] == a.DropSessions(True)
+    assert kinds(acts) == ["Reset", "DropSessions", "Read"] and acts[1] == e.DropSessions(True)
     assert said(told.do(e.Tick(5, 9))) == ["progress"]
     (_, answer) = told.do(e.Placed(1, PLACED, (4, 4, 3), frozenset({2})))
-    assert isinstance(answer, a.TellCoordinator)
-    assert answer == a.TellCoordinator(o.ShardRestored(0, 5, PLACED, (4, 4, 3)))
+    assert isinstance(answer, e.TellCoordinator)
+    assert answer == e.TellCoordinator(o.ShardRestored(0, 5, PLACED, (4, 4, 3)))
     assert told.machine.snapshots.live == {0, 1}
     assert kinds(told.order({"do": "open", "term": 2, "restore_id": 5})) == ["Serve"]
 
@@ -191,7 +190,7 @@ def test_a_restore_of_the_same_manifest_goes_on_reading_and_answers_the_newer_re
     told.order(RESTORE)
     assert "Read" not in kinds(told.order(RESTORE | {"restore_id": 6, "fences": {"1": [2, 0]}}))
     fences, answer = told.do(e.Placed(1, PLACED, (4, 4, 4)))
-    assert fences == a.SetFences({1: (2, 0)}, {}) and answer == a.TellCoordinator(o.ShardRestored(0, 6, PLACED, (4, 4, 4)))
+    assert fences == e.SetFences({1: (2, 0)}, {}) and answer == e.TellCoordinator(o.ShardRestored(0, 6, PLACED, (4, 4, 4)))
     again = told.order(RESTORE | {"restore_id": 7})
     assert "Read" not in kinds(again) and said(again) == ["restored"] and told.machine.phase is Phase.HELD
     told.order({"do": "open", "term": 2, "restore_id": 7})
@@ -211,7 +210,7 @@ def test_a_snapshot_ends_where_a_restore_begins() -> None:
     told.order(SNAPSHOT)
     told.do(e.Held(7))
     acts = told.order(RESTORE)
-    assert a.GiveUp(7) in acts and a.Discard(7) in acts and acts.index(a.Discard(7)) < kinds(acts).index("Read")
+    assert e.GiveUp(7) in acts and e.Discard(7) in acts and acts.index(e.Discard(7)) < kinds(acts).index("Read")
 
 
 def test_nothing_is_served_without_blocks() -> None:
@@ -226,18 +225,18 @@ def test_nothing_is_served_without_blocks() -> None:
 
 def linked() -> Told:
     told = Told(index=1, linked=True).serving()
-    assert told.do(e.Begin()) == [a.Dial(0.0)]
+    assert told.do(e.Begin()) == [e.Dial(0.0)]
     return told
 
 
 def test_hello_says_how_the_shard_is_and_a_snapshot_in_flight_is_given_up() -> None:
     told = linked()
     hello = told.do(e.Connected(1, 0))[0]
-    assert hello == a.Hello(1, True, 1, 1, "sync", 0)
+    assert hello == e.Hello(1, True, 1, 1, "sync", 0)
     told.order(SNAPSHOT, 1)
     told.do(e.Held(7), e.Lost(1))
     assert told.machine.snapshots.current is not None, "the coordinator may not know yet"
-    assert said(told.do(e.Wrote(WRITTEN))) == [], "there is no stream"
+    assert said(told.do(WRITTEN)) == [], "there is no stream"
     told.order(SNAPSHOT | {"snapshot": 8}, 1)
     acts = told.do(e.Connected(2, 0))
     assert kinds(acts)[:2] == ["Hello", "TellArrivals"]
@@ -250,14 +249,14 @@ def test_a_wish_to_stop_is_said_again_on_a_new_stream() -> None:
     told.do(e.Lost(1))
     assert said(told.do(e.Connected(2))) == ["stopping"]
     told.now = 30.0
-    assert a.Exit(contract.EXIT_RETRY) in told.do(e.Tick())
+    assert e.Exit(contract.EXIT_RETRY) in told.do(e.Tick())
 
 
 def test_orders_of_a_stream_that_was_given_up_are_left() -> None:
     told = linked()
     told.do(e.Connected(1), e.Lost(1), e.Connected(2))
     assert told.order({"do": "stop"}, 1) == []
-    assert told.order({"do": "stop"}, 2) == [a.Exit(contract.EXIT_RETRY)]
+    assert told.order({"do": "stop"}, 2) == [e.Exit(contract.EXIT_RETRY)]
 
 
 def test_a_silent_coordinator_is_dialled_anew() -> None:
@@ -279,19 +278,19 @@ def test_a_coordinator_that_was_never_met_is_looked_for_only_so_long() -> None:
     assert kinds(told.do(e.Unreached())) == ["Dial"]
     told.now = 61.0
     (end,) = told.do(e.Unreached())
-    assert isinstance(end, a.Exit) and end.code == contract.EXIT_RETRY and "host:1 was not found in 60 s" in end.text
+    assert isinstance(end, e.Exit) and end.code == contract.EXIT_RETRY and "host:1 was not found in 60 s" in end.text
     told = linked()
     told.do(e.Connected(1))
     told.order({"do": "nothing"}, 1)
     told.now = 1e6
-    assert a.Exit not in [type(act) for act in told.do(e.Lost(1), e.Unreached())]
+    assert e.Exit not in [type(act) for act in told.do(e.Lost(1), e.Unreached())]
 
 
 def test_an_order_that_does_not_fit_ends_the_stream_and_in_shard_0_the_process() -> None:
     told = linked()
     told.do(e.Connected(1))
     assert kinds(told.do(e.Misfit("order 9 follows on 1"))) == ["HangUp", "Log", "Dial"]
-    assert Told().serving().do(e.Misfit("order 9 follows on 1")) == [a.Exit(1, "order 9 follows on 1")]
+    assert Told().serving().do(e.Misfit("order 9 follows on 1")) == [e.Exit(1, "order 9 follows on 1")]
 
 
 # -- the border ------------------------------------------------------------------------------------------------------------------------
@@ -357,7 +356,7 @@ def test_whatever_happens_at_most_one_snapshot_is_written_and_none_is_answered_t
         snapshot += word == "snapshot"
         event: e.Event = {
             "snapshot": e.Ordered(o.decode_order(SNAPSHOT | {"snapshot": snapshot, "step": snapshot % 2 * 5 - 1})),
-            "held": e.Held(snapshot), "wrote": e.Wrote(replace(WRITTEN, snapshot=snapshot)),
+            "held": e.Held(snapshot), "wrote": replace(WRITTEN, snapshot=snapshot),
             "failed": e.Failed(snapshot, "why"), "gave-up": e.GaveUp(snapshot), "void": e.Ordered(o.Void(snapshot)),
             "armed": e.Armed(snapshot), "late": e.TooLate(snapshot, 9), "restore": e.Ordered(o.decode_order(RESTORE)),
             "placed": e.Placed(reading, PLACED, (0, 0, 0)),
@@ -366,11 +365,11 @@ def test_whatever_happens_at_most_one_snapshot_is_written_and_none_is_answered_t
         if word in ("wrote", "failed", "gave-up"):
             writers.discard(snapshot)
         for act in told.do(event):
-            if isinstance(act, a.Write):
+            if isinstance(act, e.Write):
                 assert not writers, "two writers"
                 writers.add(act.snapshot)
-            if isinstance(act, a.Read):
+            if isinstance(act, e.Read):
                 reading = act.reading
-            if isinstance(act, a.TellCoordinator) and isinstance(act.message, o.SnapshotWritten | o.SnapshotUnwritten | o.SnapshotLate):
+            if isinstance(act, e.TellCoordinator) and isinstance(act.message, o.SnapshotWritten | o.SnapshotUnwritten | o.SnapshotLate):
                 ends[act.message.snapshot] = ends.get(act.message.snapshot, 0) + 1
         assert all(count == 1 for count in ends.values()), (words, ends)

@@ -21,7 +21,8 @@ from psjob.tables import TableSpec
 from psjob.wire.frame import Header, Kind
 
 ROOT = Path(psjob.__file__).parent
-READERS = (*sorted((ROOT / "shard").glob("*.py")), ROOT / "protocol/coordinator/decode.py", ROOT / "modes/stages.py")
+COORDINATOR = ROOT / "protocol/coordinator"
+READERS = (*sorted((ROOT / "shard").glob("*.py")), COORDINATOR / "events.py", COORDINATOR / "consistency.py", ROOT / "modes/stages.py")
 BODIES = frozenset({"hello", "body", "told", "raw", "said"})
 """Names that a body of a frame has in these files."""
 NOT_A_WORKERS = {
@@ -33,7 +34,7 @@ NOT_A_WORKERS = {
     "store.py": {"take_up"},
     "status_server.py": {"status", "last_words"},
     "coordinator_driver.py": {"answer", "_late", "status", "take_up", "__init__", "run"},
-    "decode.py": {"shard_hello"},
+    "events.py": {"of_peer"},
 }
 """Functions that read what another shard, the coordinator or this process itself wrote."""
 

@@ -9,9 +9,8 @@ import pytest
 
 from psjob.modes import Async, ServedMode, Sync
 from psjob.protocol.records import PIECE, RecordId
-from psjob.protocol.worker import actions as a
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.actions import Action
+from psjob.protocol.worker.events import Action
 from psjob.protocol.worker.machine import STOP_SECONDS, Ending, WorkerMachine, newest
 from psjob.wire.frame import Flag, Header, Kind, WireError
 
@@ -39,7 +38,7 @@ def of(actions: Sequence[Action], kind: type[Action]) -> list[Any]:
 
 
 def sent(actions: Sequence[Action]) -> list[tuple[int, Kind]]:
-    return [(action.link, action.kind) for action in of(actions, a.Send)]
+    return [(action.link, action.kind) for action in of(actions, e.Send)]
 
 
 def push(block: int, clock: int, kind: Kind = Kind.PUSH) -> Header:
@@ -58,28 +57,28 @@ def test_nobody_is_dialled_once_the_turn_is_over(over: e.Event) -> None:
 
 def test_shard_0_is_looked_for_first_and_the_others_once_the_worker_has_joined() -> None:
     m = machine(3)
-    assert m.handle(e.Started(), 0.0) == [a.Dial(0)]
-    assert m.handle(e.NotFound(0), 5.0) == [a.Dial(0, 0.1)]
-    assert of(m.handle(welcome(0, clock=4), 6.0), a.Dial) == [a.Dial(1), a.Dial(2)]
+    assert m.handle(e.Started(), 0.0) == [e.Dial(0)]
+    assert m.handle(e.NotFound(0), 5.0) == [e.Dial(0, 0.1)]
+    assert of(m.handle(welcome(0, clock=4), 6.0), e.Dial) == [e.Dial(1), e.Dial(2)]
     assert m.joined and m.clock == 4 and not m.welcomed
 
 
 def test_a_record_is_waited_for_before_the_worker_has_joined() -> None:
     m = machine()
     m.handle(e.Started(), 0.0)
-    assert not of(m.handle(welcome(0, clock=4, record=True), 0.0), a.Dial) and not m.joined
-    assert m.handle(e.RecordCame(4, b"record"), 1.0) == [a.Dial(1)]
+    assert not of(m.handle(welcome(0, clock=4, record=True), 0.0), e.Dial) and not m.joined
+    assert m.handle(e.RecordCame(4, b"record"), 1.0) == [e.Dial(1)]
     assert m.joined and (m.record, m.initial) == (b"record", None)
 
 
 def test_rank_0_gives_the_first_values_and_counts_who_asks_anew() -> None:
     m = machine()
     m.handle(e.Started(), 0.0)
-    assert of(m.handle(welcome(0, init=True, serving=False), 0.0), a.Dial) == [a.Dial(1)]
+    assert of(m.handle(welcome(0, init=True, serving=False), 0.0), e.Dial) == [e.Dial(1)]
     assert m.initialising and m.hello(1)["init"]
     m.handle(welcome(1, init=True, serving=False), 0.0)
     assert m.init == 2
-    assert m.handle(e.FirstValues(b"x"), 1.0) == [a.SendRecord(-1, b"x", (0, 0))]
+    assert m.handle(e.FirstValues(b"x"), 1.0) == [e.SendRecord(-1, b"x", (0, 0))]
     m.handle(e.RecordCame(-1, b"x"), 2.0)
     assert m.joined and m.initial == b"x" and not m.initialising
 
@@ -91,7 +90,7 @@ def test_a_shard_that_was_never_found_ends_the_turn_and_one_that_was_does_not() 
     assert m.ending == Ending("lost", "shard 0 at shard-0:7000 was not found in 600 s; starting again")
     known = joined()
     known.handle(e.StreamEnded(1), 1.0)
-    assert known.handle(e.NotFound(1), 10 * CONNECT) == [a.Dial(1, 0.1)] and known.ending is None
+    assert known.handle(e.NotFound(1), 10 * CONNECT) == [e.Dial(1, 0.1)] and known.ending is None
 
 
 @pytest.mark.parametrize(("found", "which"), [([(1, 1)], 0), ([(1, 2), (2, 1)], 1), ([(2, 1), (1, 9)], 0), ([(2, 1), (2, 3)], 1)])
@@ -124,7 +123,7 @@ def test_what_the_shard_has_is_only_asked_for_and_the_rest_goes_again() -> None:
     asked = [requests.ask(push(block, 3)) for block in (0, 2)] + [requests.ask(push(9, 3, Kind.ROW_PUSH)) for _ in range(2)]
     asked.append(requests.ask(push(4, 3, Kind.PULL)))
     m.handle(e.StreamEnded(0), 1.0)
-    again = [one.header for one in of(m.handle(welcome(0, complete=3, opened=frozenset({2, 9}), clock=3), 2.0), a.Resend)]
+    again = [one.header for one in of(m.handle(welcome(0, complete=3, opened=frozenset({2, 9}), clock=3), 2.0), e.Resend)]
     assert [(h.request, h.kind) for h in again] == [
         (1, Kind.PUSH), (2, Kind.PULL), (3, Kind.LOOKUP), (4, Kind.LOOKUP), (5, Kind.PULL),
     ]  # fmt: skip
@@ -137,7 +136,7 @@ def test_where_workers_step_a_push_that_is_there_is_asked_for_with_its_update() 
     requests = m.links[0].requests
     requests.unsent = 1
     requests.ask(push(0, 3))
-    again = of(m.handle(welcome(0, complete=4, clock=3), 2.0), a.Resend)
+    again = of(m.handle(welcome(0, complete=4, clock=3), 2.0), e.Resend)
     assert again[0].header.flags == Flag.STORE
 
 
@@ -148,10 +147,10 @@ def test_another_attempt_gets_every_push_of_the_open_clock() -> None:
     first, _ = requests.ask(push(1, 3)), requests.ask(push(3, 3))
     requests.settle(first.request)
     m.handle(e.StreamEnded(1), 1.0)
-    same = of(m.handle(welcome(1, complete=3), 2.0), a.Resend)
+    same = of(m.handle(welcome(1, complete=3), 2.0), e.Resend)
     assert [one.header.block for one in same] == [3]
     m.handle(e.StreamEnded(1), 3.0)
-    later = of(m.handle(welcome(1, attempt=2, complete=3), 4.0), a.Resend)
+    later = of(m.handle(welcome(1, attempt=2, complete=3), 4.0), e.Resend)
     assert [one.header.block for one in later] == [1, 3]
 
 
@@ -164,7 +163,7 @@ def test_a_whole_clock_is_not_sent_to_another_attempt() -> None:
     m.clock = 4
     m.handle(e.StreamEnded(1), 1.0)
     assert m.hello(1)["acked"] == 4
-    assert not of(m.handle(welcome(1, attempt=2, complete=3), 2.0), a.Resend)
+    assert not of(m.handle(welcome(1, attempt=2, complete=3), 2.0), e.Resend)
 
 
 def test_wishes_and_the_last_record_are_said_again_to_the_coordinator_alone() -> None:
@@ -173,7 +172,7 @@ def test_wishes_and_the_last_record_are_said_again_to_the_coordinator_alone() ->
     m.handle(e.Said(Kind.CHECKPOINT, {}), 0.0)
     m.handle(e.AtStepBoundary(b"record"), 0.0)
     back = m.handle(welcome(0, clock=3), 1.0)
-    assert of(back, a.SendRecord) == [a.SendRecord(3, b"record", (0, 0))]
+    assert of(back, e.SendRecord) == [e.SendRecord(3, b"record", (0, 0))]
     assert sent(back) == [(0, Kind.REPORT), (0, Kind.CHECKPOINT)]
     assert sent(m.handle(welcome(1), 1.0)) == []
 
@@ -194,7 +193,7 @@ def test_a_long_record_goes_in_pieces_and_who_leaves_says_so_once_it_is_through(
     m = joined()
     record = bytes(3 * PIECE)
     left = m.handle(e.Through(record), 0.0)
-    assert of(left, a.SendPieces) and sent(left) == [(1, Kind.LEAVE)]
+    assert of(left, e.SendPieces) and sent(left) == [(1, Kind.LEAVE)]
     asked = m.next_piece(0.0)
     assert asked is not None and not asked.data
     assert m.handle(e.RecordHas(asked.record, 0), 0.0) == []
@@ -206,7 +205,7 @@ def test_pieces_wait_for_the_stream() -> None:
     m.handle(e.Through(bytes(3 * PIECE)), 0.0)
     m.handle(e.StreamEnded(0), 0.0)
     assert m.next_piece(1.0) is None
-    assert of(m.handle(welcome(0, clock=3), 2.0), a.SendPieces)
+    assert of(m.handle(welcome(0, clock=3), 2.0), e.SendPieces)
     assert m.next_piece(2.0) is not None
 
 
@@ -215,7 +214,7 @@ def test_a_short_record_does_not_overtake_the_snapshots() -> None:
     m.handle(e.SnapshotTold(3, False), 0.0)
     m.handle(e.AtStepBoundary(bytes(3 * PIECE)), 0.0)
     m.clock = 4
-    assert not of(m.handle(e.AtStepBoundary(b"short"), 1.0), a.SendRecord)
+    assert not of(m.handle(e.AtStepBoundary(b"short"), 1.0), e.SendRecord)
 
 
 @pytest.mark.parametrize("residual", [True, False])
@@ -239,7 +238,7 @@ def test_a_snapshot_takes_the_record_of_its_clock_and_the_weights_where_workers_
     m.handle(e.SnapshotTold(3, True), 0.0)
     assert m.needs_record(False)
     made = m.handle(e.AtStepBoundary(b"r"), 0.0)
-    assert of(made, a.Store) == [a.Store(0), a.Store(1)] and of(made, a.SendRecord)
+    assert of(made, e.Store) == [e.Store(0), e.Store(1)] and of(made, e.SendRecord)
     assert m.may_step
 
 
@@ -332,8 +331,8 @@ def test_a_stop_that_comes_while_the_script_waits_is_asked_for_and_bounded() -> 
 def test_who_leaves_tells_the_coordinator_last_and_again_on_a_new_stream() -> None:
     m = joined(reduces=True)
     left = m.handle(e.Through(b"r"), 0.0)
-    assert sent(left) == [(1, Kind.LEAVE), (0, Kind.LEAVE)] and of(left, a.Store) == [a.Store(1), a.Store(0)]
-    assert of(left, a.SendRecord) == [a.SendRecord(3, b"r", (0, 0))]
+    assert sent(left) == [(1, Kind.LEAVE), (0, Kind.LEAVE)] and of(left, e.Store) == [e.Store(1), e.Store(0)]
+    assert of(left, e.SendRecord) == [e.SendRecord(3, b"r", (0, 0))]
     assert sent(m.handle(welcome(1, attempt=2), 1.0)) == [(1, Kind.LEAVE)]
     assert sent(m.handle(welcome(0, attempt=2, clock=3), 1.0)) == [(0, Kind.LEAVE)]
 
@@ -357,6 +356,6 @@ def test_the_first_ending_holds(event: e.Event, ending: Ending) -> None:
 def test_what_shards_wait_for_is_logged_now_and_then() -> None:
     m = joined()
     event = e.ShardWaits.of(1, {"workers": [0], "for": "block 3", "seconds": 2.0})
-    assert m.handle(event, 100.0) == [a.Log("WARNING", "psjob: waiting: shard 1 waits for workers [0] (block 3, 2.0 s)")]
+    assert m.handle(event, 100.0) == [e.Log("WARNING", "psjob: waiting: shard 1 waits for workers [0] (block 3, 2.0 s)")]
     assert m.handle(event, 120.0) == [] and m.waiting_for() == event.text
     assert len(m.handle(event, 131.0)) == 1

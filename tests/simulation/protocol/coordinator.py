@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.disk import CheckpointProblem
 from psjob.layout.blocks import TensorSpec
 from psjob.process.errors import Fenced
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions as a
-from psjob.protocol.coordinator import decode, recovery
 from psjob.protocol.coordinator import events as e
+from psjob.protocol.coordinator import recovery
 from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.wire.frame import Header, Kind, WireError
@@ -147,17 +146,17 @@ class SimCoordinator:
         """SIGTERM."""
         self.post(e.StopAsked())
 
-    def _tell(self, action: a.Tell) -> None:
+    def _tell(self, action: e.Tell) -> None:
         session = self.sessions.get(action.stream)
         if session is not None:
             session.tell(action.kind, None if action.body is None else dict(action.body), clock=action.clock, request=action.request)
 
-    def _hang_up(self, action: a.HangUp) -> None:
+    def _hang_up(self, action: e.HangUp) -> None:
         session = self.sessions.get(action.stream)
         if session is not None:
             session.hang_up()
 
-    def _welcome(self, action: a.Welcome) -> None:
+    def _welcome(self, action: e.Welcome) -> None:
         session = self.sessions.get(action.stream)
         if session is None:
             return
@@ -173,7 +172,7 @@ class SimCoordinator:
         if action.record:
             session.give_back(action.record, action.record_clock)
 
-    def _wish(self, action: a.WishRecords) -> None:
+    def _wish(self, action: e.WishRecords) -> None:
         self.shard.wishes = action.on
 
     # -- shards ------------------------------------------------------------------------------------
@@ -185,7 +184,7 @@ class SimCoordinator:
             return
         self.world.count("hello", "shard")
         link = self.world.number()
-        said = decode.shard_hello(link, hello, self.job.shards)
+        said = e.ShardHello.of_peer(link, hello, self.job.shards)
         self._links[link] = end
         end.heard = lambda frame: self.answer(said.index, frame[1])
         end.ended = lambda: self._lost(said.index, link)
@@ -201,7 +200,7 @@ class SimCoordinator:
         if event is not None:
             self.post(event)
 
-    def _order(self, action: a.Order) -> None:
+    def _order(self, action: e.Order) -> None:
         body = json.loads(json.dumps(action.with_most(self.shard.store.clocks).body))
         if isinstance(action.order, messages.Clip):
             self.shard.store.note_clip(action.order.version, action.order.factor)
@@ -232,16 +231,16 @@ class SimCoordinator:
 
         self.disk.ask(job, over)
 
-    def _claim(self, action: a.ClaimTerm) -> None:
+    def _claim(self, action: e.ClaimTerm) -> None:
         self._ask(
             records.claim(self.world.volume, self.shard.pod, action.term), lambda new: e.TermClaimed(action.term),
             lambda problem: e.TermUnclaimed(action.term, str(problem), "ENOSPC" in str(problem)),
         )  # fmt: skip
 
-    def _look_for_claim(self, action: a.LookForClaim) -> None:
+    def _look_for_claim(self, action: e.LookForClaim) -> None:
         self._ask(records.check(self.world.volume, self.shard.pod, action.term), lambda done: e.ClaimSeen(), lambda problem: e.ClaimSeen())
 
-    def _read_newest(self, action: a.ReadNewest) -> None:
+    def _read_newest(self, action: e.ReadNewest) -> None:
         volume, pod = self.world.volume, self.shard.pod
 
         def job() -> Job:
@@ -258,20 +257,20 @@ class SimCoordinator:
 
         self._ask(job(), done, lambda problem: e.NewestRead(action.number, None, (str(problem),), failed=True))
 
-    def _commit(self, action: a.CommitSnapshot) -> None:
+    def _commit(self, action: e.CommitSnapshot) -> None:
         self._ask(
             self._committing(action), lambda saved: self._committed(action, saved), lambda problem: self._uncommitted(action, problem)
         )
 
-    def _committed(self, action: a.CommitSnapshot, saved: Saved) -> e.Event:
+    def _committed(self, action: e.CommitSnapshot, saved: Saved) -> e.Event:
         if saved.final:
             self.world.promises.finished(saved, self.machine.state.restore_id)
         return e.ManifestCommitted(action.snapshot, saved.facts)
 
-    def _uncommitted(self, action: a.CommitSnapshot, problem: CheckpointProblem) -> e.Event:
+    def _uncommitted(self, action: e.CommitSnapshot, problem: CheckpointProblem) -> e.Event:
         return e.ManifestUncommitted(action.snapshot, str(problem), "ENOSPC" in str(problem))
 
-    def _committing(self, action: a.CommitSnapshot) -> Job:
+    def _committing(self, action: e.CommitSnapshot) -> Job:
         world, pod, volume = self.world, self.shard.pod, self.world.volume
         yield from records.check(volume, pod, action.term)
         stem = f"v{action.term:06d}-c{action.snapshot:06d}"
@@ -314,16 +313,16 @@ class SimCoordinator:
             pass
         return saved
 
-    def _sweep(self, action: a.SweepOrphans) -> None:
+    def _sweep(self, action: e.SweepOrphans) -> None:
         job = records.sweep(self.world.volume, self.shard.pod, (action.term, action.before))
         self._ask(job, lambda done: None, lambda problem: None)  # type: ignore[arg-type,return-value]
 
-    def _room(self, action: a.MeasureRoom) -> None:
+    def _room(self, action: e.MeasureRoom) -> None:
         volume = self.world.volume
         free = None if volume.room is None else max(0, volume.room - volume.used)
         self.shard.after(0.01, self.post, e.RoomMeasured(free))
 
-    def _read_wish(self, action: a.ReadWish) -> None:
+    def _read_wish(self, action: e.ReadWish) -> None:
         self.shard.after(0.01, self.post, self._wished())
 
     def _wished(self) -> e.Event:
@@ -332,13 +331,13 @@ class SimCoordinator:
 
     # -- this process ------------------------------------------------------------------------------
 
-    def _leave(self, action: a.Leave) -> None:
+    def _leave(self, action: e.Leave) -> None:
         self.shard.leave(action.code, {"error": action.why} if action.why else {}, action.why or "")
 
-    def _fenced(self, action: a.LeaveFenced) -> None:
+    def _fenced(self, action: e.LeaveFenced) -> None:
         self.shard.leave(76, {"fenced": {"view": action.term}}, action.why)
 
-    def _log(self, action: a.Log) -> None:
+    def _log(self, action: e.Log) -> None:
         self.shard.trace(f"coordinator says: {action.text}")
 
     def polled(self) -> None:
@@ -363,19 +362,19 @@ class SimCoordinator:
 
 
 _CARRY: dict[type, Callable[[SimCoordinator, Any], None]] = {
-    a.Log: SimCoordinator._log,
-    a.Tell: SimCoordinator._tell,
-    a.HangUp: SimCoordinator._hang_up,
-    a.Welcome: SimCoordinator._welcome,
-    a.WishRecords: SimCoordinator._wish,
-    a.Order: SimCoordinator._order,
-    a.ClaimTerm: SimCoordinator._claim,
-    a.LookForClaim: SimCoordinator._look_for_claim,
-    a.ReadNewest: SimCoordinator._read_newest,
-    a.CommitSnapshot: SimCoordinator._commit,
-    a.SweepOrphans: SimCoordinator._sweep,
-    a.MeasureRoom: SimCoordinator._room,
-    a.ReadWish: SimCoordinator._read_wish,
-    a.Leave: SimCoordinator._leave,
-    a.LeaveFenced: SimCoordinator._fenced,
+    e.Log: SimCoordinator._log,
+    e.Tell: SimCoordinator._tell,
+    e.HangUp: SimCoordinator._hang_up,
+    e.Welcome: SimCoordinator._welcome,
+    e.WishRecords: SimCoordinator._wish,
+    e.Order: SimCoordinator._order,
+    e.ClaimTerm: SimCoordinator._claim,
+    e.LookForClaim: SimCoordinator._look_for_claim,
+    e.ReadNewest: SimCoordinator._read_newest,
+    e.CommitSnapshot: SimCoordinator._commit,
+    e.SweepOrphans: SimCoordinator._sweep,
+    e.MeasureRoom: SimCoordinator._room,
+    e.ReadWish: SimCoordinator._read_wish,
+    e.Leave: SimCoordinator._leave,
+    e.LeaveFenced: SimCoordinator._fenced,
 }

@@ -18,7 +18,7 @@ from psjob.protocol.coordinator.decisions import Orders
 from psjob.protocol.coordinator.members import Members
 from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.protocol.shard import machine as shard_machine
-from psjob.protocol.shard.actions import Discard, DropSessions, Release
+from psjob.protocol.shard.events import Discard, DropSessions, Release
 from psjob.protocol.worker import machine as worker_machine
 from psjob.shard import coordinated_updates, deduplication
 from psjob.shard.coordinated_updates import ClipNorms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from psjob.checkpoint.problems import Damage
+from psjob.checkpoint.disk import Damage
 from psjob.process.errors import Fenced
 from tests.simulation.protocol.promises import Saved
 from tests.simulation.protocol.volume import TEMP, Job, Volume

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from psjob.modes import written
 from psjob.protocol.messages import AckedDoubted
 from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordsOnStream
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.shard.checks import check_acked, check_leave
 from psjob.shard.deduplication import Verdict
 from psjob.shard.pending import Waiter

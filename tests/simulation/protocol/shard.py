@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from psjob import contract, modes
-from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from psjob.modes import written
+from psjob.protocol import messages
 from psjob.protocol.coordinator.events import TookUp, WorkerFacts
 from psjob.protocol.messages import ShardMessage, ShardPosition, decode_order, encode_message
-from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.protocol.shard.machine import LinkState, ShardMachine
 from psjob.shard import deduplication
 from psjob.shard.session import RecordsHere
@@ -273,7 +273,7 @@ class SimShard(Process):
         if self.coordinator is not None:
             self.coordinator.stream_ended(session)
 
-    def _dial(self, action: a.Dial) -> None:
+    def _dial(self, action: e.Dial) -> None:
         self.after(action.after, self._dial_now)
 
     def _dial_now(self) -> None:
@@ -289,7 +289,7 @@ class SimShard(Process):
         decided = self.store.decided
         self.after(2 * self.world.plan.delay, self.post, e.Connected(number, 0 if decided is None else decided.carried))
 
-    def _hello(self, action: a.Hello) -> None:
+    def _hello(self, action: e.Hello) -> None:
         body = {
             "role": "shard", "index": self.index, "attempt": self.attempt, "term": action.term, "serving": action.serving,
             "restore_id": action.restore_id, "mode": action.mode, "carried": action.carried,
@@ -297,7 +297,7 @@ class SimShard(Process):
         self.world.count("answer", "hello")
         self._streams[action.stream].send((Header(Kind.HELLO), body))
 
-    def _hang_up(self, action: a.HangUp) -> None:
+    def _hang_up(self, action: e.HangUp) -> None:
         end = self._streams.pop(action.stream, None)
         if end is not None:
             end.close()
@@ -322,16 +322,16 @@ class SimShard(Process):
         if store.initialised_one(cell.index):
             self.post(e.AllInitialised())
 
-    def _lay_out(self, action: a.LayOut) -> None:
+    def _lay_out(self, action: e.LayOut) -> None:
         self.store.set_up(action.table, action.rule, tuple(map(TableSpec.from_json, action.tables)))
         if self.store.initialised():
             self.post(e.AllInitialised())
 
-    def _reset(self, action: a.Reset) -> None:
+    def _reset(self, action: e.Reset) -> None:
         store = self.store
         store.phase, store.term, store.restored_by = action.phase, action.term, action.restored_by
 
-    def _drop_sessions(self, action: a.DropSessions) -> None:
+    def _drop_sessions(self, action: e.DropSessions) -> None:
         for session in list(self.sessions.values()):
             if not session.welcomed or session.done:
                 continue  # it has only just come, and waits for what follows
@@ -340,11 +340,11 @@ class SimShard(Process):
             else:
                 session.hang_up()
 
-    def _read(self, action: a.Read) -> None:
+    def _read(self, action: e.Read) -> None:
         self.moved = (0, 0)
         self.disk.ask(self._reading(action), lambda result: self._have_read(action, result))
 
-    def _reading(self, action: a.Read) -> Job:
+    def _reading(self, action: e.Read) -> Job:
         volume, plan = self.world.volume, self.world.plan
         saved: Saved = yield from volume.read(self.pod, action.manifest)
         mine = self.world.owned(self.index)
@@ -354,7 +354,7 @@ class SimShard(Process):
         self.moved = (plan.shard_bytes, plan.shard_bytes)
         return saved
 
-    def _have_read(self, action: a.Read, result: Any) -> None:
+    def _have_read(self, action: e.Read, result: Any) -> None:
         if isinstance(result, CheckpointProblem):
             self.post(e.Unread(action.reading, str(result), isinstance(result, Damage)))
             return
@@ -383,41 +383,41 @@ class SimShard(Process):
         low, high = self.store.span()
         return ShardPosition(low, high, self.store.admission.owned, low)
 
-    def _set_fences(self, action: a.SetFences) -> None:
+    def _set_fences(self, action: e.SetFences) -> None:
         for rank, fence in action.fences.items():
             self.store.admission.rows[rank].incarnation = fence
         self.store.most = dict(action.most)
 
-    def _serve(self, action: a.Serve) -> None:
+    def _serve(self, action: e.Serve) -> None:
         self.world.promises.opened(self, action.restore_id)
         self.store.open(action.term, action.restore_id)
         for session in list(self.sessions.values()) if self.index else ():
             session.admit(self.clock())
 
-    def _carry_out(self, action: a.CarryOut) -> None:
+    def _carry_out(self, order: messages.Decide) -> None:
         if self.store.decided is None or self.store.phase is not Phase.SERVING:
             return
         try:
-            self.store.carry_out(action.order)
+            self.store.carry_out(order)
         except WireError as error:
             self.post(e.Misfit(str(error)))
 
-    def _look_up(self, action: a.LookUp) -> None:
+    def _look_up(self, order: messages.Where) -> None:
         rows = self.store.admission.rows
-        found = {rank: (rows[rank].complete, len(rows[rank].open)) for rank in action.ranks}
-        self.post(e.LookedUp(action.ask, self.position(), found))
+        found = {rank: (rows[rank].complete, len(rows[rank].open)) for rank in order.ranks}
+        self.post(messages.WorkerPositions(self.index, order.ask, self.position(), found))
 
-    def _note_left(self, action: a.NoteLeft) -> None:
+    def _note_left(self, action: e.NoteLeft) -> None:
         before = self.store.counters.lost
         self.store.leave(action.rank, action.clock)
         if self.store.counters.lost > before:
             self.store.given_up(action.rank, action.clock)
 
-    def _release(self, action: a.Release) -> None:
+    def _release(self, action: e.Release) -> None:
         for session in list(self.sessions.values()):
             session.tell(Kind.RELEASE, request=action.snapshot)
 
-    def _tell_finished(self, action: a.TellFinished) -> None:
+    def _tell_finished(self, action: e.TellFinished) -> None:
         self.final = True
         for session in list(self.sessions.values()):
             session.tell(Kind.FINISHED)
@@ -437,7 +437,7 @@ class SimShard(Process):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _exit(self, action: a.Exit) -> None:
+    def _exit(self, action: e.Exit) -> None:
         self.leave(action.code, {} if action.fenced is None else {"fenced": {"view": action.fenced}}, action.text)
 
     def leave(self, code: int, message: Mapping[str, Any], why: str = "") -> None:
@@ -497,59 +497,59 @@ def _failed(sentence: str) -> None:
     raise RuntimeError(sentence)
 
 
-def _log(shard: SimShard, action: a.Log) -> None:
+def _log(shard: SimShard, action: e.Log) -> None:
     shard.trace(f"says: {action.text}")
 
 
-def _adopt(shard: SimShard, action: a.AdoptMode) -> None:
+def _adopt(shard: SimShard, action: e.AdoptMode) -> None:
     shard.store.adopt(modes.read(action.mode))
 
 
-def _ready(shard: SimShard, action: a.MakeReady) -> None:
-    shard.after(0.01, shard.post, e.Prepared(action.number))
+def _ready(shard: SimShard, order: messages.Prepare) -> None:
+    shard.after(0.01, shard.post, messages.MemoryReady(shard.index, order.number))
 
 
-def _ask_records(shard: SimShard, action: a.AskRecords) -> None:
+def _ask_records(shard: SimShard, action: e.AskRecords) -> None:
     shard.snapshot_step = action.step
 
 
-def _take_term(shard: SimShard, action: a.TakeTerm) -> None:
+def _take_term(shard: SimShard, action: e.TakeTerm) -> None:
     shard.store.term = action.term
 
 
-def _tell_arrivals(shard: SimShard, action: a.TellArrivals) -> None:
+def _tell_arrivals(shard: SimShard, action: e.TellArrivals) -> None:
     if shard.store.decided is not None:
         shard.store.decided.tell_again()
     shard.store.norms.tell_again()
 
 
 _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
-    a.Log: _log,
-    a.TellCoordinator: lambda shard, action: shard.tell(action.message),
-    a.Exit: SimShard._exit,
-    a.Dial: SimShard._dial,
-    a.Hello: SimShard._hello,
-    a.HangUp: SimShard._hang_up,
-    a.TellArrivals: _tell_arrivals,
-    a.Reset: SimShard._reset,
-    a.TakeTerm: _take_term,
-    a.AdoptMode: _adopt,
-    a.LayOut: SimShard._lay_out,
-    a.DropSessions: SimShard._drop_sessions,
-    a.Read: SimShard._read,
-    a.SetFences: SimShard._set_fences,
-    a.SetMost: lambda shard, act: setattr(shard.store, "most", dict(act.most)),
-    a.Serve: SimShard._serve,
-    a.CarryOut: SimShard._carry_out,
-    a.MakeClipped: lambda shard, action: shard.store.clip(action.order),
-    a.LookUp: SimShard._look_up,
-    a.MakeReady: _ready,
-    a.NoteLeft: SimShard._note_left,
-    a.AskRecords: _ask_records,
-    a.Hold: lambda shard, action: shard.snapshots.hold(action),
-    a.Write: lambda shard, action: shard.snapshots.write(action.snapshot),
-    a.GiveUp: lambda shard, action: shard.snapshots.give_up(action.snapshot),
-    a.Discard: lambda shard, action: shard.snapshots.discard(action.snapshot),
-    a.Release: SimShard._release,
-    a.TellFinished: SimShard._tell_finished,
+    e.Log: _log,
+    e.TellCoordinator: lambda shard, action: shard.tell(action.message),
+    e.Exit: SimShard._exit,
+    e.Dial: SimShard._dial,
+    e.Hello: SimShard._hello,
+    e.HangUp: SimShard._hang_up,
+    e.TellArrivals: _tell_arrivals,
+    e.Reset: SimShard._reset,
+    e.TakeTerm: _take_term,
+    e.AdoptMode: _adopt,
+    e.LayOut: SimShard._lay_out,
+    e.DropSessions: SimShard._drop_sessions,
+    e.Read: SimShard._read,
+    e.SetFences: SimShard._set_fences,
+    messages.Bound: lambda shard, act: setattr(shard.store, "most", dict(act.most)),
+    e.Serve: SimShard._serve,
+    messages.Decide: SimShard._carry_out,
+    messages.Clip: lambda shard, order: shard.store.clip(order),
+    messages.Where: SimShard._look_up,
+    messages.Prepare: _ready,
+    e.NoteLeft: SimShard._note_left,
+    e.AskRecords: _ask_records,
+    e.Hold: lambda shard, action: shard.snapshots.hold(action),
+    e.Write: lambda shard, action: shard.snapshots.write(action.snapshot),
+    e.GiveUp: lambda shard, action: shard.snapshots.give_up(action.snapshot),
+    e.Discard: lambda shard, action: shard.snapshots.discard(action.snapshot),
+    e.Release: SimShard._release,
+    e.TellFinished: SimShard._tell_finished,
 }

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from psjob.checkpoint.problems import CheckpointProblem
-from psjob.protocol.messages import SnapshotWritten
-from psjob.protocol.shard import actions as a
+from psjob.checkpoint.disk import CheckpointProblem
+from psjob.protocol.messages import SnapshotVoided, SnapshotWritten
 from psjob.protocol.shard import events as e
 from psjob.shard.snapshot import order_snapshot, void_snapshot
 from tests.simulation.protocol import records
@@ -47,7 +46,7 @@ class Snapshots:
         self._bases: dict[int, dict[int, tuple[Content, str]]] = {}
         """By snapshot: what each part held, and the file in which it lies."""
 
-    def hold(self, order: a.Hold) -> None:
+    def hold(self, order: e.Hold) -> None:
         """Hold every part at a step, or now."""
         shard, store = self.shard, self.shard.store
         self._snapshot, self._step, self._held, self._base = order.snapshot, order.step, {}, order.base
@@ -138,7 +137,7 @@ class Snapshots:
                 tuple(rows[str(rank)]["complete"] for rank in range(shard.world.plan.workers)),
                 {int(rank): row["leftAt"] for rank, row in rows.items() if row["leftAt"] is not None},
             )  # fmt: skip
-            shard.post(e.Wrote(written))
+            shard.post(written)
 
     def give_up(self, snapshot: int) -> None:
         """Nothing is held any more, and its writer stops."""
@@ -157,4 +156,4 @@ class Snapshots:
             for found in (name, name + TEMP) if name is not None else ():
                 shard.world.volume.unlink(shard.pod, found)
 
-        shard.disk.ask(deleting(), lambda result: shard.post(e.Discarded(snapshot)))
+        shard.disk.ask(deleting(), lambda result: shard.post(SnapshotVoided(shard.index, snapshot)))

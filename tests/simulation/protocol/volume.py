@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from tests.simulation.protocol.kernel import Kernel, Process
 
 Job = Generator[float, None, Any]

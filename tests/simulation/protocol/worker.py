@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from psjob.protocol.worker import actions as a
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import Ending, WorkerMachine
 from psjob.wire.frame import Header, Kind
@@ -124,21 +123,21 @@ class SimWorker(Process):
             self._carry_out(action)
         self.poke()
 
-    def _carry_out(self, action: a.Action) -> None:
+    def _carry_out(self, action: e.Action) -> None:
         match action:
-            case a.Dial():
+            case e.Dial():
                 self.links[action.link].dial(action.seconds)
-            case a.Send():
+            case e.Send():
                 self.links[action.link].send(self.header(action.kind, clock=action.clock, request=action.request), action.body or {})
-            case a.SendRecord():
+            case e.SendRecord():
                 self.links[0].send_record(self.header(Kind.RECORD, clock=action.clock), action.record)
-            case a.SendPieces():
+            case e.SendPieces():
                 if not self._pumps:
                     self._pumps = True
                     self._pump(self.life)
-            case a.Resend():
+            case e.Resend():
                 self.links[action.link].send(action.header)
-            case a.Log():
+            case e.Log():
                 self.trace(action.text)
 
     def _pump(self, life: int) -> None:

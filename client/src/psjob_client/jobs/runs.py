@@ -379,8 +379,8 @@ def _object(path: Path) -> Mapping[str, Any]:
 
 def _read_weights(folder: Path, name: str) -> Weights:
     # Here: no other verb and no command waits for the import of torch.
+    from psjob.checkpoint.disk import CheckpointProblem
     from psjob.checkpoint.final import read_weights
-    from psjob.checkpoint.problems import CheckpointProblem
 
     try:
         found = read_weights(folder)

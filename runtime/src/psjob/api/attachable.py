@@ -33,7 +33,7 @@ from psjob.api.rulechoice import check_kind
 from psjob.api.stagecuts import WHOLE, StageCuts
 from psjob.checkpoint import files
 from psjob.embeddings.rowtables import Table
-from psjob.layout import members
+from psjob.layout import packing
 from psjob.layout.blocks import TensorSpec
 from psjob.process.errors import Refused, exit_refused
 from psjob.resume import record
@@ -71,7 +71,7 @@ def check_attachable(
     trained = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     trained |= {p for group in later for p in group["params"]}
     _check_tensors(model, trained, in_parts)
-    for name, p in members.named_parameters(model):
+    for name, p in packing.named_parameters(model):
         if p.requires_grad and p not in trained:
             raise Refused(
                 f"parameter {name} needs a gradient but is in no group of the optimizer. Add it, or freeze it. Give attach "
@@ -156,7 +156,7 @@ def stepper(model: torch.nn.Module) -> torch.optim.Optimizer:
     """What makes the steps of a model of only `Table`s. Raises Refused if there is something to train, or no table."""
     if not isinstance(model, torch.nn.Module):
         raise Refused(f"attach takes a torch Module, got {type(model).__name__}")
-    trained = next((name for name, p in members.named_parameters(model) if p.requires_grad), None)
+    trained = next((name for name, p in packing.named_parameters(model) if p.requires_grad), None)
     anchors = [module.anchor for module in model.modules() if isinstance(module, Table)]
     if trained is not None or not anchors:
         raise Refused(
@@ -170,7 +170,7 @@ def table_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, stages: Mapping[str, tuple[int, ...]] = NOWHERE
 ) -> tuple[list[torch.Tensor], list[TensorSpec]]:
     """The optimizer's parameters in its order, and what each is. Raises Refused for one that is not the model's."""
-    names = {p: name for name, p in members.named_parameters(model)}
+    names = {p: name for name, p in packing.named_parameters(model)}
     seen: set[torch.Tensor] = set()
     parameters: list[torch.Tensor] = []
     table: list[TensorSpec] = []
@@ -199,7 +199,7 @@ def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
 
     Raises Refused if these and the table are more than a hello can carry.
     """
-    every = list(members.named_parameters(model, remove_duplicate=False))
+    every = list(packing.named_parameters(model, remove_duplicate=False))
     named = dict(every)
     names = {id(named[spec.name]): spec.name for spec in table}
     found = {alias: names[id(p)] for alias, p in every if id(p) in names and names[id(p)] != alias}
@@ -215,9 +215,9 @@ def aliases(model: torch.nn.Module, table: list[TensorSpec]) -> dict[str, str]:
 def tell_frozen(model: torch.nn.Module, table: Sequence[TensorSpec]) -> None:
     """Say once which parameters of the model the job does not know: those that are frozen, and in no group of the optimizer."""
     names = {spec.name for spec in table}
-    known = {id(p) for name, p in members.named_parameters(model) if name in names}
+    known = {id(p) for name, p in packing.named_parameters(model) if name in names}
     known |= {id(module.anchor) for module in model.modules() if isinstance(module, Table)}
-    apart = [name for name, p in members.named_parameters(model) if id(p) not in known]
+    apart = [name for name, p in packing.named_parameters(model) if id(p) not in known]
     if apart:
         told = ", ".join(apart[:3]) + (f" and {len(apart) - 3} more" if apart[3:] else "")
         advice.tell_once(
@@ -478,7 +478,7 @@ def is_next_phase(pairs: Sequence[Pair], model: torch.nn.Module, optimizers: Seq
 
 def check_parameters(known: Sequence[torch.Tensor], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise Refused for a parameter that the first optimizer did not have."""
-    had, names = {id(p) for p in known}, {id(p): name for name, p in members.named_parameters(model)}
+    had, names = {id(p) for p in known}, {id(p): name for name, p in packing.named_parameters(model)}
     new = next((p for group in optimizer.param_groups for p in group["params"] if id(p) not in had), None)
     if new is not None:
         told = names.get(id(new), f"of shape {tuple(new.shape)}")
@@ -584,7 +584,7 @@ class TrainedFlags:
     """Which parameters are trained: those whose `requires_grad` a script has changed since attach, for its resume record."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._first = [(name, p, p.requires_grad) for name, p in members.named_parameters(model)]
+        self._first = [(name, p, p.requires_grad) for name, p in packing.named_parameters(model)]
 
     def state_dict(self) -> dict[str, bool]:
         """By name of the parameter."""

@@ -33,7 +33,7 @@ from psjob.api import advice, values
 from psjob.api.attachable import AT_ONCE, Pair
 from psjob.api.sample_order import attributes, seeded
 from psjob.embeddings.rowtables import Table
-from psjob.layout import members, memory
+from psjob.layout import memory, packing
 from psjob.protocol.coordinator.consistency import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
 from psjob.worker.exchange import GradientClip
 from psjob.worker.overlap import Hook, before_forward
@@ -200,7 +200,7 @@ class WeightDigests:
         others = self._unattached.parameters if self._together else {}
         if self._together or not self._begun:
             rows += [
-                (FROZEN, name, p) for name, p in members.named_parameters(model) if id(p) not in known and id(p) not in others
+                (FROZEN, name, p) for name, p in packing.named_parameters(model) if id(p) not in known and id(p) not in others
             ]  # fmt: skip
         return rows + [(OTHER, name, p) for name, p in others.values()]
 
@@ -250,7 +250,7 @@ class Unattached:
 
     def watch(self) -> RemovableHandle:
         """Look at each step from now on, until the handle is removed."""
-        self._built = {id(p): p for _, p in members.named_parameters(self._model)}
+        self._built = {id(p): p for _, p in packing.named_parameters(self._model)}
         self._known = {id(pair.optimizer) for pair in self._pairs}
         return register_optimizer_step_post_hook(self._stepped)
 
@@ -263,7 +263,7 @@ class Unattached:
     def look(self) -> None:
         """Say once which layers the script has put into the model since then, and no optimizer of the job trains."""
         known = self._built.keys() | self.parameters.keys()
-        new = [name for name, p in members.named_parameters(self._model) if id(p) not in known and p.grad is not None]
+        new = [name for name, p in packing.named_parameters(self._model) if id(p) not in known and p.grad is not None]
         if new:
             more = f" and {len(new) - 3} more" if new[3:] else ""
             advice.tell_once(
@@ -283,7 +283,7 @@ class Unattached:
             if not self._steps.under_way:  # else it is the inner optimizer of one that is attached
                 self._tell_of_attached(optimizer)
             return
-        names = {id(p): name for name, p in members.named_parameters(self._model)}
+        names = {id(p): name for name, p in packing.named_parameters(self._model)}
         kind = type(optimizer).__name__
         named = [names.get(id(p), f"of shape {tuple(p.shape)}") for p in own]
         self.kinds.append(kind)
@@ -300,7 +300,7 @@ class Unattached:
 
     def _tell_of_attached(self, optimizer: torch.optim.Optimizer) -> None:
         """It steps what another one trains, as that of a second phase that nobody attached."""
-        names = {id(p): name for name, p in members.named_parameters(self._model)}
+        names = {id(p): name for name, p in packing.named_parameters(self._model)}
         given = [p for group in optimizer.param_groups for p in group["params"]]
         first = names.get(id(given[0]), f"of shape {tuple(given[0].shape)}") if given else "none"
         kind, attached = type(optimizer).__name__, self._pairs[0].plain.__name__

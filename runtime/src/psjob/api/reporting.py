@@ -14,7 +14,7 @@ from psjob.api import attach as attaching
 from psjob.api import trackers
 from psjob.api.training_job import TrainingJob
 from psjob.checkpoint import disk, files
-from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.disk import CheckpointProblem
 from psjob.embeddings.embedding import exported, unwinding
 from psjob.layout import memory
 from psjob.process import config

@@ -37,7 +37,8 @@ from psjob.api.stagecuts import buffers_told
 from psjob.embeddings.rowtables import RowTables
 from psjob.process import config, ownfiles
 from psjob.process.errors import Refused, exit_refused, leave_message
-from psjob.resume import composite, record
+from psjob.protocol.worker.local_group import split_records
+from psjob.resume import record
 from psjob.rules import optimizers
 from psjob.worker import exits
 from psjob.worker.exchange import Exchange, GradientClip, Staging
@@ -432,7 +433,7 @@ class TrainingJob:
 
     def _leave_again(self, end: bytes) -> None:
         """The script had come to its end before its process was lost, and only the checkpoint that says so was not yet made."""
-        self.carry_out(lambda: self.session.leave(lambda: composite.split_records(end)[0], self.parameters))
+        self.carry_out(lambda: self.session.leave(lambda: split_records(end)[0], self.parameters))
 
     def _too_early(self) -> str:
         made, clock = self.session.clock - self.replay, self.session.clock

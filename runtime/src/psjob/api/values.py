@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from psjob.api.state import ScriptState, renewed
 from psjob.checkpoint.files import CODES
-from psjob.layout import members, memory
+from psjob.layout import memory, packing
 from psjob.resume import tagged
 
 SIMPLE: Final = (bool, int, float, complex, type(None))
@@ -180,7 +180,7 @@ def same_value(one: Any, other: Any) -> bool:
 def tensors_of(thing: Any) -> list[Any]:
     """Tensors and arrays of a model, in a list or the like, or in the state of an object of a library."""
     if isinstance(thing, torch.nn.Module):
-        return [tensor for tensor in members.tensors(thing) if not is_lazy(tensor)]
+        return [tensor for tensor in packing.tensors(thing) if not is_lazy(tensor)]
     if not is_stateful(thing) or generates(thing):
         return _tensors(thing)
     try:

@@ -23,7 +23,7 @@ import torch
 from psjob.api import advice, objects, scriptcode, values
 from psjob.api.scriptcode import Found, PassEnds
 from psjob.api.state import renewed, the_state
-from psjob.layout import members
+from psjob.layout import packing
 from psjob.process import ownfiles
 from psjob.process.startup import integration_of
 
@@ -101,7 +101,7 @@ class Variables:
         """The script may have been edited since its record was made: what it begins with is as it says now."""
         self._kept = {id(thing) for thing in kept}
         trained = [thing for thing in kept if isinstance(thing, torch.nn.Module)]
-        shared = [tensor for model in trained for tensor in members.tensors(model)]
+        shared = [tensor for model in trained for tensor in packing.tensors(model)]
         self._shared = {id(tensor): number for number, tensor in enumerate(shared)}
         """Tensors of the models that are trained, and their numbers."""
         self._later: list[object] = []
@@ -610,7 +610,7 @@ class Variables:
         """Of itself and its modules that are of the script's own classes, what a record can hold a copy of; all, where it has no
         parameters, as metrics."""
         if model not in self._parts:
-            every = not any(members.named_parameters(model))
+            every = not any(packing.named_parameters(model))
             found = [(name, part) for name, part in model.named_modules() if every or not name or objects.is_of_script(type(part))]
             paths = ["".join(f"_modules.{each}." for each in name.split(".") if each) for name, _ in found]
             self._parts[model] = every, [(path, weakref.ref(part)) for path, (_, part) in zip(paths, found, strict=True)]
@@ -644,7 +644,7 @@ class Variables:
         if self._is_kept(value) or values.is_plain(value, True):
             return False
         if isinstance(value, torch.nn.Module):
-            return not any(id(p) in self._shared for p in members.tensors(value))
+            return not any(id(p) in self._shared for p in packing.tensors(value))
         return bool(self._tensors(value))
 
     def _versions(self, thing: Any) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from psjob.checkpoint import disk
-from psjob.checkpoint.problems import CheckpointProblem, explain
+from psjob.checkpoint.disk import CheckpointProblem, explain
 from psjob.contract import MOST_NUMBER
 from psjob.process.errors import Fenced
 

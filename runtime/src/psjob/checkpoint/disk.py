@@ -1,6 +1,7 @@
 """Bytes to a file that is there whole or not at all: temp name, fsync, rename, fsync of the folder.
 
-One small function a system call, so that a fault can be put on each.
+One small function a system call, so that a fault can be put on each. What can be wrong with a checkpoint are exceptions whose text a user
+can act on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from psjob import contract
-from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
 from psjob.process import supervise
 
 TEMP = contract.TEMP
@@ -32,6 +32,44 @@ PAGE = 4096
 Moved = Callable[[int], None]
 """Told of bytes that were written or read. What it raises ends the transfer."""
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
+
+
+class CheckpointProblem(Exception):
+    """Something could not be written or read. Training can continue; the text says what to change.
+
+    `full`: for want of room, so that the same may succeed later.
+    """
+
+    full = False
+
+
+class Damage(CheckpointProblem):
+    """A file is not what was written. `file`, `expected` and `found` are in the text."""
+
+    def __init__(self, file: str, expected: str, found: str) -> None:
+        super().__init__(f"checkpoint file {file} is damaged: expected {expected}, found {found}")
+        self.file, self.expected, self.found = file, expected, found
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_REMEDIES = {
+    errno.ENOSPC: "the volume is full: free space or ask for a larger one",
+    errno.EDQUOT: "the quota is used up: free space or ask for more",
+    errno.EROFS: "the volume is mounted read-only",
+    errno.EACCES: "this user may not write there: set fsGroup or the folder's owner",
+    errno.EPERM: "this user may not write there: set fsGroup or the folder's owner",
+    errno.EIO: "the disk reported an error",
+    errno.ENOENT: "the folder is gone",
+}
+
+
+def explain(error: OSError, doing: str, folder: Path) -> CheckpointProblem:
+    """The sentence for an OSError met while `doing` something in `folder`."""
+    name = errno.errorcode.get(error.errno or 0, "error")
+    remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+    problem = CheckpointProblem(f"cannot {doing} in {folder}: {name}, {remedy}")
+    problem.full = error.errno in FULL
+    return problem
 
 
 def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview], size: int = 0, moved: Moved | None = None) -> None:

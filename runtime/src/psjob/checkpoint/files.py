@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from psjob.checkpoint import disk
-from psjob.checkpoint.problems import CheckpointProblem, Damage
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from psjob.layout import memory
 
 MAX_HEADER: Final = 16 << 20
@@ -136,22 +136,6 @@ def _numel(shape: Sequence[int]) -> int:
     return product
 
 
-__all__ = [
-    "CheckpointProblem",
-    "Damage",
-    "FileFact",
-    "DeferredTensor",
-    "Entry",
-    "PartedTensor",
-    "Reader",
-    "ByteRange",
-    "check",
-    "opened",
-    "read_blocks",
-    "read_json",
-    "write_blocks",
-    "write_json",
-]
 MAX_JSON_FILE = 64 << 20
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from psjob.checkpoint import files, manifest
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from psjob.checkpoint.files import DeferredTensor, FileFact
 from psjob.checkpoint.manifest import Manifest
-from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.states import final_rows
 from psjob.contract import FINAL_WEIGHTS
 from psjob.layout import memory

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from psjob.checkpoint import claim, disk, files
+from psjob.checkpoint.disk import CheckpointProblem, Damage, explain
 from psjob.checkpoint.files import FileFact
-from psjob.checkpoint.problems import CheckpointProblem, Damage, explain
 from psjob.layout import memory
 from psjob.layout.blocks import Layout
 from psjob.tables import Partition, TableSpec

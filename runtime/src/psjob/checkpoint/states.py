@@ -22,10 +22,9 @@ import torch
 
 from psjob import rules
 from psjob.checkpoint import files
-from psjob.checkpoint.disk import Moved
+from psjob.checkpoint.disk import Damage, Moved
 from psjob.checkpoint.files import DeferredTensor, FileFact
 from psjob.checkpoint.manifest import BlockPlace, Manifest
-from psjob.checkpoint.problems import Damage
 from psjob.layout.blocks import assign
 from psjob.rules.base import BlockState, Rule
 from psjob.tables import Partition, RowTable, TableSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -58,6 +59,21 @@ class Codec(Protocol):
         """Write every element of `out` (1-D, floating point) from a whole body of uint8. Raises CodecError, and never writes elsewhere."""
 
 
+class FixedSize(ABC):
+    """Of a codec whose bodies have one size."""
+
+    name: str
+
+    @abstractmethod
+    def bound(self, length: int, ratio: float) -> int:
+        """As of `Codec`: the size of a body."""
+
+    def check_size(self, size: int, length: int, ratio: float) -> None:
+        """Raise CodecError unless a body has the one size that it can have."""
+        if size != (expected := self.bound(length, ratio)):
+            raise CodecError(f"a {self.name} body of {length} elements has {size} bytes, expected {expected}")
+
+
 def largest(source: torch.Tensor) -> float:
     """The largest magnitude of `source`; inf where it holds inf or NaN."""
     found = 0.0
@@ -68,12 +84,6 @@ def largest(source: torch.Tensor) -> float:
             return math.inf
         found = max(found, here)
     return found
-
-
-def exactly(name: str, size: int, expected: int, length: int) -> None:
-    """Raise CodecError unless a body has the one size that it can have."""
-    if size != expected:
-        raise CodecError(f"a {name} body of {length} elements has {size} bytes, expected {expected}")
 
 
 def spans(length: int) -> Iterator[slice]:

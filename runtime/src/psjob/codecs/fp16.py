@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from psjob.codecs.base import CodecError, CodecKey, exactly, largest, spans
+from psjob.codecs.base import CodecError, CodecKey, FixedSize, largest, spans
 
 TOP = 15
 """Magnitudes are brought below 2 to this; float16 ends at 65504, just below 2¹⁶."""
@@ -19,7 +19,7 @@ REACH = 112
 """Exponents of the scale, either way: its inverse is a float32 too."""
 
 
-class FP16:
+class FP16(FixedSize):
     """Scales the block, then rounds each number by itself; what is lost is not fed back."""
 
     name = "fp16"
@@ -29,10 +29,6 @@ class FP16:
     def bound(self, length: int, ratio: float) -> int:
         """The scale, and 2 bytes an element."""
         return 4 + 2 * length
-
-    def check_size(self, size: int, length: int, ratio: float) -> None:
-        """A body has one size."""
-        exactly(self.name, size, 4 + 2 * length, length)
 
     def encode(self, source: torch.Tensor, body: torch.Tensor, key: CodecKey, ratio: float) -> int:
         """Refuses (0) a block with inf or NaN, or with more than 2¹²⁷."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from psjob.codecs.base import SPAN, CodecError, CodecKey, exactly, spans
+from psjob.codecs.base import SPAN, CodecError, CodecKey, FixedSize, spans
 
 RUN = 256
 LARGEST = 1e38
@@ -18,7 +18,7 @@ SMALLEST = 1e-30
 """A run with less than this becomes zeros, which error feedback keeps for later."""
 
 
-class Int8:
+class Int8(FixedSize):
     """Body: the scales of all runs, then one byte an element."""
 
     name = "int8"
@@ -28,10 +28,6 @@ class Int8:
     def bound(self, length: int, ratio: float) -> int:
         """A scale a run, and a byte an element."""
         return 4 * _runs(length) + length
-
-    def check_size(self, size: int, length: int, ratio: float) -> None:
-        """A body has one size."""
-        exactly(self.name, size, self.bound(length, ratio), length)
 
     def encode(self, source: torch.Tensor, body: torch.Tensor, key: CodecKey, ratio: float) -> int:
         """Refuses (0) a block with inf, NaN or a magnitude above LARGEST."""

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from psjob.codecs.base import CodecKey, exactly, largest
+from psjob.codecs.base import CodecKey, FixedSize, largest
 from psjob.codecs.topk import most
 
 _GAMMA: Final = 0x9E3779B97F4A7C15
@@ -20,7 +20,7 @@ _MIXES: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 _WORD: Final = (1 << 64) - 1
 
 
-class RandomK:
+class RandomK(FixedSize):
     """Body: the values (float32), in the order of their places."""
 
     name = "randomk"
@@ -30,10 +30,6 @@ class RandomK:
     def bound(self, length: int, ratio: float) -> int:
         """A value for each of k."""
         return 4 * most(length, ratio)
-
-    def check_size(self, size: int, length: int, ratio: float) -> None:
-        """A body has one size."""
-        exactly(self.name, size, self.bound(length, ratio), length)
 
     def encode(self, source: torch.Tensor, body: torch.Tensor, key: CodecKey, ratio: float) -> int:
         """Refuses (0) a block with inf or NaN."""

@@ -1,9 +1,13 @@
-"""A block's flat buffer and the tensors of a model: copied in and out by views that are made once."""
+"""A block's flat buffer and the tensors of a model: copied in and out by views that are made once.
+
+Parameters and buffers are those that torch's Module finds. A model's class may give others by the same methods, or other groups. Names are
+those of torch's `state_dict`.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
@@ -167,3 +171,18 @@ def _dense(row: int, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         raise ValueError(f"row {row} of the table is a {tensor.layout} tensor; only dense tensors are pushed and pulled")
     return tensor
+
+
+def named_parameters(model: torch.nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Each parameter with its name, tied ones by all of theirs if `remove_duplicate` is false."""
+    return torch.nn.Module.named_parameters(model, remove_duplicate=remove_duplicate)
+
+
+def named_buffers(model: torch.nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same of buffers."""
+    return torch.nn.Module.named_buffers(model, remove_duplicate=remove_duplicate)
+
+
+def tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """All parameters, and then all buffers."""
+    return [*(p for _, p in named_parameters(model)), *(buffer for _, buffer in named_buffers(model))]

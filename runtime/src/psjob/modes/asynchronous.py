@@ -6,29 +6,19 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
-from psjob.modes.base import Batch, Push
+from psjob.modes.base import BaseMode, Batch, Push
 
 
 @dataclass(frozen=True)
-class Async:
+class Async(BaseMode):
     """See `Served`."""
 
     name: ClassVar[str] = "async"
-    inner_steps: ClassVar[int] = 0
-    decided: ClassVar[bool] = False
     rewinds_together: ClassVar[bool] = False
-    steady: ClassVar[bool] = False
-    worker_update: ClassVar[bool] = False
     ahead: ClassVar[int | None] = None
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         return Batch((arrived[0],)) if arrived else None
-
-    def stale(self, base: int | None, version: int) -> bool:
-        return False
-
-    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
-        return not waiting
 
     def version_for(self, clock: int) -> int:
         return 0

@@ -33,6 +33,3 @@ class Backup(DecidedMode):
 
     def stale(self, base: int | None, version: int) -> bool:
         return base != version
-
-    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
-        return not waiting

@@ -105,19 +105,33 @@ class ServedMode(Mode, Protocol):
         ...
 
 
-class DecidedMode:
-    """See `Served`. A shard answers a push when the coordinator says that its worker may go."""
+class BaseMode:
+    """What most modes are: a push is a gradient and is never dropped, its worker waits until it is decided on, and all rewind together."""
 
     inner_steps: int = 0
-    decided: ClassVar[bool] = True
+    decided: ClassVar[bool] = False
     rewinds_together: ClassVar[bool] = True
     steady: ClassVar[bool] = False
     worker_update: ClassVar[bool] = False
-    ahead: ClassVar[int | None] = 0
+
+    def stale(self, base: int | None, version: int) -> bool:
+        return False
+
+    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+        return not waiting
 
     def version_for(self, clock: int) -> int:
-        """Here it counts the worker's own clocks that were answered, not updates."""
         return clock + 1
 
     def marks(self) -> bool:
         return False
+
+
+class DecidedMode(BaseMode):
+    """See `ServedMode`. A shard answers a push when the coordinator says that its worker may go.
+
+    `version_for` counts the worker's own clocks that were answered, not updates.
+    """
+
+    decided: ClassVar[bool] = True
+    ahead: ClassVar[int | None] = 0

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.asynchronous import Async
-from psjob.modes.base import Batch, Push
+from psjob.modes.base import BaseMode, Batch, Push
 from psjob.modes.sync import Sync
 
 _together, _each = Sync(), Async()
 
 
 @dataclass(frozen=True)
-class Bounded:
+class Bounded(BaseMode):
     """A worker begins step c when every other has made c - `staleness` steps. See `Served`.
 
     With 0 it is sync by definition: pushes of one clock are one mean in rank order, not an update each. Jobs run Sync itself then.
@@ -23,11 +23,7 @@ class Bounded:
     staleness: int = 3
 
     name: ClassVar[str] = "bounded"
-    inner_steps: ClassVar[int] = 0
     rewinds_together: ClassVar[bool] = False
-    steady: ClassVar[bool] = False
-    decided: ClassVar[bool] = False
-    worker_update: ClassVar[bool] = False
 
     @property
     def ahead(self) -> int | None:
@@ -40,14 +36,5 @@ class Bounded:
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         return (_each if self.staleness else _together).takes(arrived, expected, version, now)
 
-    def stale(self, base: int | None, version: int) -> bool:
-        return False
-
     def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
         return not waiting and clock - lowest <= self.staleness
-
-    def version_for(self, clock: int) -> int:
-        return clock + 1
-
-    def marks(self) -> bool:
-        return False

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psjob.modes.asynchronous import Async
-from psjob.modes.base import Batch, DecidedMode, Push
+from psjob.modes.base import BaseMode, Batch, DecidedMode, Push
 from psjob.modes.sync import Sync
 
 _all, _each = Sync(), Async()
 
 
 @dataclass(frozen=True)
-class LocalSGD:
+class LocalSGD(BaseMode):
     """Each push is weights taken − weights reached after `inner_steps` steps; the outer rule sees the mean as a gradient. See `Served`.
 
     A round ends when all have pushed, or `grace` seconds after the first `quorum` have. What comes after that is dropped, and its worker
@@ -26,10 +26,7 @@ class LocalSGD:
     grace: float = 0.0
 
     name: ClassVar[str] = "local"
-    decided: ClassVar[bool] = False
-    rewinds_together: ClassVar[bool] = True
     steady: ClassVar[bool] = True
-    worker_update: ClassVar[bool] = False
     ahead: ClassVar[int | None] = 0
 
     def __post_init__(self) -> None:
@@ -56,15 +53,6 @@ class LocalSGD:
     def stale(self, base: int | None, version: int) -> bool:
         return bool(self.quorum) and base != version
 
-    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
-        return not waiting
-
-    def version_for(self, clock: int) -> int:
-        return clock + 1
-
-    def marks(self) -> bool:
-        return False
-
 
 class Quorum(LocalSGD):
     """Local with a quorum, as jobs run it: workers' clocks are not the version, so checkpoints of either do not fit the other."""
@@ -88,9 +76,3 @@ class LocalAsync(DecidedMode):
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         return _each.takes(arrived, expected, version, now)
-
-    def stale(self, base: int | None, version: int) -> bool:
-        return False
-
-    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
-        return not waiting

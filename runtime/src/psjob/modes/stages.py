@@ -1,10 +1,6 @@
 """Which workers have which stage of a model that is cut in stages, and the cuts that psjob has chosen for a job. Pure.
 
 Worker 0 tells chosen cuts, shard 0 keeps them and the other workers hear them.
-
-Which workers have which stage of a model that is cut in stages. Pure.
-
-Cuts that psjob has chosen for a job, as worker 0 tells them, shard 0 keeps them and the other workers hear them.
 """
 
 from __future__ import annotations

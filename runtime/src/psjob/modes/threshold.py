@@ -29,6 +29,3 @@ class Threshold(DecidedMode):
 
     def stale(self, base: int | None, version: int) -> bool:
         return base is None or version - base > self.staleness
-
-    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
-        return not waiting

@@ -568,6 +568,7 @@ def decode_message(shard: int, body: Mapping[str, Any], workers: int, content: C
 
 
 Content = Callable[[Mapping[str, Any]], Any]
+Reader = Callable[[int, Mapping[str, Any], int, Content], ShardMessage]
 
 
 def _restored(shard: int, body: Mapping[str, Any], workers: int, content: Content) -> ShardMessage:
@@ -628,29 +629,18 @@ _MESSAGES: Final[dict[type, str]] = {
     SnapshotUnwritten: "unwritten", SnapshotVoided: "voided", BytesMoved: "progress", PushArrived: "arrived", NormMeasured: "measured",
     WorkersAwaited: "awaited", Terminating: "stopping",
 }  # fmt: skip
-_MESSAGE_READERS: Final[dict[str, Callable[[int, Mapping[str, Any], int, Content], ShardMessage]]] = {
-    "initialised": lambda shard, body, workers, content: Initialised(shard, number_of(body, "setup")),
-    "restored": _restored,
-    "unrestored": lambda shard, body, workers, content: Unrestored(
-        shard, number_of(body, "restore_id"), _text(body, "why"), body.get("damaged") is True
-    ),
-    "doubts": lambda shard, body, workers, content: AckedDoubted(shard),
-    "where": _positions,
-    "prepared": lambda shard, body, workers, content: MemoryReady(shard, number_of(body, "number")),
-    "ready": lambda shard, body, workers, content: SnapshotReady(shard, number_of(body, "snapshot")),
-    "late": lambda shard, body, workers, content: SnapshotLate(shard, number_of(body, "snapshot"), _text(body, "why")),
-    "held": lambda shard, body, workers, content: SnapshotHeld(shard, number_of(body, "snapshot")),
-    "written": _written,
-    "unwritten": lambda shard, body, workers, content: SnapshotUnwritten(
-        shard, number_of(body, "snapshot"), _text(body, "why"), body.get("full") is True
-    ),
-    "voided": lambda shard, body, workers, content: SnapshotVoided(shard, number_of(body, "snapshot")),
-    "progress": _moved,
-    "arrived": _arrived,
-    "measured": _measured,
-    "awaited": _awaited,
-    "stopping": lambda shard, body, workers, content: Terminating(shard),
-}
+_OWN_READERS: Final[dict[type, Reader]] = {
+    ShardRestored: _restored, WorkerPositions: _positions, SnapshotWritten: _written, BytesMoved: _moved, PushArrived: _arrived,
+    NormMeasured: _measured, WorkersAwaited: _awaited,
+}  # fmt: skip
+
+
+def _reader_of(kind: type[ShardMessage]) -> Reader:
+    """Most messages are numbers, sentences and marks, each under the name of its field."""
+    if kind in _OWN_READERS:
+        return _OWN_READERS[kind]
+    named = [(each.name, _PLAIN_FIELDS[str(each.type)]) for each in fields(kind) if each.name != "shard"]
+    return lambda shard, body, workers, content: kind(shard, *(read(body, name) for name, read in named))
 
 
 def _position(body: Mapping[str, Any]) -> ShardPosition:
@@ -692,3 +682,9 @@ def _text(body: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise Malformed(f"{key} is {str(value)[:40]!r}, expected a sentence")
     return value[:MAX_SENTENCE]
+
+
+_PLAIN_FIELDS: Final[dict[str, Callable[[Mapping[str, Any], str], Any]]] = {
+    "int": number_of, "str": _text, "bool": lambda body, key: body.get(key) is True,
+}  # fmt: skip
+_MESSAGE_READERS: Final[dict[str, Reader]] = {word: _reader_of(kind) for kind, word in _MESSAGES.items()}

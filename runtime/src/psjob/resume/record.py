@@ -20,9 +20,10 @@ from typing import Any, Final
 import torch
 
 from psjob.checkpoint import files
-from psjob.layout import members, memory
+from psjob.layout import memory, packing
 from psjob.process.errors import Refused
-from psjob.resume import composite, tagged
+from psjob.protocol.worker.local_group import split_records
+from psjob.resume import tagged
 
 MAGIC: Final = b"PSJR"
 FORMAT: Final = 1
@@ -67,7 +68,7 @@ def capture(
 ) -> ResumeRecord:  # fmt: skip
     """The record of this moment; `rng` holds the generators' states, None: they are asked. It looks at the live tensors: `pack` it before
     training continues. `only`: names of the buffers that it holds; None: all. `built`: the buffers that the model was attached with."""
-    held = {name: buffer.detach() for name, buffer in members.named_buffers(model) if only is None or name in only}
+    held = {name: buffer.detach() for name, buffer in packing.named_buffers(model) if only is None or name in only}
     if built is not None:
         held |= {name: buffer for name, buffer in built.shared(held).items() if only is None or name in only}
     return ResumeRecord(
@@ -225,7 +226,7 @@ def buffers_of(blob: bytes) -> dict[str, torch.Tensor]:
 
 def _parts(blob: bytes, joined: bool = False) -> tuple[bytes, list[torch.Tensor]]:
     """Its JSON and its tensors. Raises ValueError."""
-    blob = composite.split_records(blob)[0]
+    blob = split_records(blob)[0]
     if len(blob) > MAX_BYTES or len(blob) < 16 or blob[:4] != MAGIC:
         raise ValueError(f"not a resume record: {len(blob)} bytes that begin with {blob[:4]!r}")
     form, length = struct.unpack_from("<IQ", blob, 4)
@@ -319,7 +320,7 @@ def buffer_form(tensor: torch.Tensor) -> Form:
 
 def buffer_forms(model: torch.nn.Module) -> dict[str, Form | None]:
     """Of all buffers of a model, by name."""
-    return {name: buffer_form(buffer) for name, buffer in members.named_buffers(model)}
+    return {name: buffer_form(buffer) for name, buffer in packing.named_buffers(model)}
 
 
 class BuiltBuffers:
@@ -334,7 +335,7 @@ class BuiltBuffers:
         """Buffers that are missing in `held` by their name, since they share the tensor of another one by now."""
         if not self.forms.keys() - held:
             return {}
-        every = members.named_buffers(self._model, remove_duplicate=False)
+        every = packing.named_buffers(self._model, remove_duplicate=False)
         return {name: tensor.detach() for name, tensor in every if name in self.forms and name not in held}
 
     def changed(self, held: Mapping[str, torch.Tensor], only: Collection[str] | None) -> dict[str, Form | None]:
@@ -372,14 +373,14 @@ def put_buffers(model: torch.nn.Module, values: Mapping[str, torch.Tensor | None
     Names that share a tensor continue sharing one. A buffer that the model does not have is added, with `left_out` from its state_dict.
     Raises Refused if the model has no such module.
     """
-    every: dict[str, torch.Tensor | None] = dict(members.named_buffers(model, remove_duplicate=False))
+    every: dict[str, torch.Tensor | None] = dict(packing.named_buffers(model, remove_duplicate=False))
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, value in values.items():
         now = every.get(name)
         with torch.no_grad():
             if now is not None and value is not None and buffer_form(now) == buffer_form(value) and _copied(now, value):
                 continue
-            near = next((tensor for tensor in (now, *members.tensors(model)) if tensor is not None), value)
+            near = next((tensor for tensor in (now, *packing.tensors(model)) if tensor is not None), value)
             moved = None if value is None or near is None else value.to(near.device, copy=True)
         for each in [name] if now is None else [other for other, tensor in every.items() if tensor is now]:
             path, _, local = each.rpartition(".")

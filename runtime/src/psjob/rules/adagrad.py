@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, range_views
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, UpdateFacts, range_views
 
 
 class Adagrad(BaseRule):
@@ -27,18 +27,10 @@ class Adagrad(BaseRule):
         "maximize": False,
     }
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step; the learning rate falls with the count where lr_decay is not 0."""
         total = state.slot("sum", float(hyperparameters["initial_accumulator_value"]))
-        for part, count in state.advance(ranges):
+        for part, count in state.advance(facts.ranges):
             torch._fused_adagrad_(
                 [state.weights[part]],
                 [grad[part]],
@@ -64,20 +56,12 @@ class Ftrl(BaseRule):
     slots = ("z", "n")
     hyperparameters: Mapping[str, float | bool] = {"lr": 1e-2, "beta": 1.0, "l1": 0.0, "l2": 0.0}
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step."""
         if not state.slots:
             arrays.put(state.slot("z"), ftrl_first(state.weights, hyperparameters))
         state.steps += 1
-        for weights, g, z, n in range_views(ranges, state.weights, grad, state.slots["z"], state.slot("n")):
+        for weights, g, z, n in range_views(facts.ranges, state.weights, grad, state.slots["z"], state.slot("n")):
             ftrl_step(weights, g, z, n, hyperparameters)
 
 

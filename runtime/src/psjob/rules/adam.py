@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, UpdateFacts
 
 
 class Adam(BaseRule):
@@ -30,20 +30,12 @@ class Adam(BaseRule):
     }
     _kernel = "_fused_adam_"
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step; each stretch of equal count has its own bias correction."""
         kernel = getattr(torch, self._kernel)
         first, second = state.slot("exp_avg"), state.slot("exp_avg_sq")
         largest = state.slot("max_exp_avg_sq") if hyperparameters["amsgrad"] else None
-        for part, count in state.advance(ranges):
+        for part, count in state.advance(facts.ranges):
             kernel(
                 [state.weights[part]],
                 [grad[part]],
@@ -80,19 +72,11 @@ class AsyncAdam(Adam):
     name = "adam-async"
     hyperparameters: Mapping[str, float | bool] = {**Adam.hyperparameters, "workers": 1.0}
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step."""
         workers = float(hyperparameters["workers"])
         betas = {name: float(hyperparameters[name]) ** (1 / workers) for name in ("beta1", "beta2")}
-        super().apply(state, grad, {**hyperparameters, **betas}, ranges, staleness, worker)
+        super().apply(state, grad, {**hyperparameters, **betas}, facts)
 
 
 class NAdam(BaseRule):
@@ -116,15 +100,7 @@ class NAdam(BaseRule):
         "maximize": False,
     }
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step; each stretch of equal count and product has its own corrections of bias."""
         lr, eps, decay = (float(hyperparameters[name]) for name in ("lr", "eps", "weight_decay"))
         beta1, beta2, falls = (float(hyperparameters[name]) for name in ("beta1", "beta2", "momentum_decay"))
@@ -137,7 +113,7 @@ class NAdam(BaseRule):
             return (torch.tensor(numbers[0] if numbers else 1.0, dtype=torch.float32, device="cpu").mul_(momentum(step)).item(),)
 
         first, second = state.slot("exp_avg"), state.slot("exp_avg_sq")
-        for at, (_, step, *numbers) in state.advance_with(ranges, follow):
+        for at, (_, step, *numbers) in state.advance_with(facts.ranges, follow):
             product = numbers[0]
             weights, part = state.weights[at], -grad[at] if hyperparameters["maximize"] else grad[at]
             if decay and hyperparameters["decoupled_weight_decay"]:

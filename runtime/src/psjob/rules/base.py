@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from psjob.layout.blocks import FLOATS
 from psjob.rules import arrays
@@ -114,6 +114,17 @@ class BlockState:
         raise ValueError(f"element {offset} is outside a block of {at}")
 
 
+class UpdateFacts(NamedTuple):
+    """What is known of the push, or pushes, that make an update."""
+
+    ranges: Sequence[Range] | None = None
+    """What of the block has a gradient; None: all of it."""
+    staleness: int | None = None
+    """Updates between what the gradient was computed on and now; None: not known."""
+    worker: int | None = None
+    """The rank that pushed; None: the gradient is the mean of several."""
+
+
 class HasHyperparameters(Protocol):
     """Something with a name and hyperparameters: `hyperparameters` are their defaults."""
 
@@ -127,7 +138,7 @@ class Rule(HasHyperparameters, Protocol):
     """What a push does to the parameters. One object serves every block; all state is in BlockState.
 
     `slots` names the state tensors that a block of this rule may have, `per_worker` those that it may have once a worker.
-    A rule with `needs_staleness` refuses `staleness=None` with ValueError.
+    A rule with `needs_staleness` refuses a staleness of None with ValueError.
     """
 
     @property
@@ -140,19 +151,10 @@ class Rule(HasHyperparameters, Protocol):
     def init(self, weights: Array) -> BlockState:
         """State before the first update; keeps `weights` itself, no copy. Raises ValueError for a dtype it cannot update."""
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
-        """Update `state` in place by the gradient `grad` (same length and dtype, left as it is), in `ranges` only if given.
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
+        """Update `state` in place by the gradient `grad` (same length and dtype, left as it is), in the ranges of `facts` only if given.
 
-        `staleness`: updates between what the gradient was computed on and now; None: not known. `worker`: the rank that pushed; None:
-        `grad` is the mean of several. Raises ValueError if the rule cannot do without what is None.
+        Raises ValueError if the rule cannot do without what is None in `facts`.
         """
 
     def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, of_worker, one_worker, range_views
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, UpdateFacts, decayed, of_worker, one_worker, range_views
 from psjob.rules.sgd import Plain
 
 
@@ -22,19 +22,11 @@ class MultiMomentum(BaseRule):
     per_worker = ("v",)
     hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step of the momentum of `worker`."""
-        own = state.slot(of_worker("v", one_worker(self, worker)))
+        own = state.slot(of_worker("v", one_worker(self, facts.worker)))
         state.steps += 1
-        for weights, part, v in range_views(ranges, state.weights, grad, own):
+        for weights, part, v in range_views(facts.ranges, state.weights, grad, own):
             step = decayed(part, weights, hyperparameters)
             v *= float(hyperparameters["momentum"])
             v += step
@@ -57,20 +49,12 @@ class DanaZero(BaseRule):
     per_worker = ("v",)
     hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step of the momentum of `worker`."""
-        own = state.slot(of_worker("v", one_worker(self, worker)))
+        own = state.slot(of_worker("v", one_worker(self, facts.worker)))
         momentum = float(hyperparameters["momentum"])
         state.steps += 1
-        for weights, part, v, total in range_views(ranges, state.weights, grad, own, state.slot("sum")):
+        for weights, part, v, total in range_views(facts.ranges, state.weights, grad, own, state.slot("sum")):
             step = decayed(part, weights, hyperparameters)
             arrays.add_scaled(total, v, momentum - 1)
             total += step
@@ -100,17 +84,9 @@ class DanaSlim(Plain):
     worker_slots = ("v",)
     hyperparameters: Mapping[str, float | bool] = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One plain step: momentum and decay are in what the worker pushed."""
-        super().apply(state, grad, {"lr": hyperparameters["lr"]}, ranges, staleness, worker)
+        super().apply(state, grad, {"lr": hyperparameters["lr"]}, facts)
 
     def outgoing(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, ranges: Sequence[Range] | None = None) -> Array:
         """u: where the worker's momentum will be after one more gradient like this one."""

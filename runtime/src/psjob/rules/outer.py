@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, UpdateFacts, decayed
 from psjob.rules.sgd import Nag
 
 
@@ -29,20 +29,12 @@ class DelayedNesterov(BaseRule):
     slots = ("momentum_buffer", "pending")
     hyperparameters: Mapping[str, float | bool] = {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.0, "every": 4.0, "activation": 0.0}
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One push. Each tensor counts to N by its own updates."""
         every, momentum, lr = int(hyperparameters["every"]), float(hyperparameters["momentum"]), float(hyperparameters["lr"])
         early = float(hyperparameters["activation"])
         whole = (state.weights, grad, state.slot("momentum_buffer"), state.slot("pending"))
-        for at, count in state.advance(ranges):
+        for at, count in state.advance(facts.ranges):
             weights, g, v, pending = (one[at] for one in whole)
             full = count % every == 0
             part = 1 - early * (every - 1) if full else early

@@ -15,7 +15,7 @@ import torch
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, UpdateFacts
 
 Reduction = Callable[[Sequence[Array], Array], None]
 """Writes what `pushes` (one per rank present, in rank order; 1-D, alike) come to into `out`, which may be the first of them."""
@@ -176,15 +176,7 @@ class Reduce(BaseRule):
         """State before the first update."""
         return BlockState(weights)
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """Count; the weights change only when a worker stores them."""
         state.steps += 1
 

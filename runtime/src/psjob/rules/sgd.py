@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BaseRule, BlockState, Hyperparameters, Range, decayed, range_views
+from psjob.rules.base import BaseRule, BlockState, Hyperparameters, UpdateFacts, decayed, range_views
 
 
 class SGD(BaseRule):
@@ -26,25 +26,17 @@ class SGD(BaseRule):
     }
     fixed: Mapping[str, float | bool] = {}
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step. Counts are of updates *with momentum*: at the first of them the buffer becomes the gradient, undampened."""
         if self.fixed:
             hyperparameters = {**self.fixed, **hyperparameters}
         if not hyperparameters["momentum"]:
             state.steps += 1
-            for weights, part in range_views(ranges, state.weights, grad):
+            for weights, part in range_views(facts.ranges, state.weights, grad):
                 _step(weights, part, [], hyperparameters, False)
             return
         buffer = state.slot("momentum_buffer")
-        for at, count in state.advance(ranges):
+        for at, count in state.advance(facts.ranges):
             _step(state.weights[at], grad[at], [buffer[at]], hyperparameters, count == 1)
 
 

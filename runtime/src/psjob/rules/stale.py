@@ -9,7 +9,7 @@ Their base keeps, for each worker, the weights that it was sent: those that its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
@@ -17,8 +17,8 @@ from psjob.rules.base import (
     BaseRule,
     BlockState,
     Hyperparameters,
-    Range,
     Rule,
+    UpdateFacts,
     decayed,
     of_worker,
     one_worker,
@@ -75,24 +75,16 @@ class DelayCompensated(Noted):
     def __init__(self, name: str, inner: Rule, adaptive: bool) -> None:
         super().__init__(name, inner, {"lam": 2.0, "decay": 0.95, "adaptive": adaptive}, (), ("mean_square",))
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step of the inner rule by the corrected gradient."""
-        staleness_of(self, staleness)
-        rank = one_worker(self, worker)
+        staleness_of(self, facts.staleness)
+        rank = one_worker(self, facts.worker)
         sent, corrected = self.sent(state, rank), arrays.copy(grad)
         lam, decay = float(hyperparameters["lam"]), float(hyperparameters["decay"])
         mean_square = state.slot(of_worker("mean_square", rank)) if hyperparameters["adaptive"] else sent
-        for weights, at, mean, part in range_views(ranges, state.weights, sent, mean_square, corrected):
+        for weights, at, mean, part in range_views(facts.ranges, state.weights, sent, mean_square, corrected):
             compensate(part, weights - at, lam, (mean, decay) if hyperparameters["adaptive"] else None)
-        self.inner.apply(state, corrected, hyperparameters, ranges, staleness, worker)
+        self.inner.apply(state, corrected, hyperparameters, facts)
 
 
 def compensate(grad: Array, drift: Array, lam: float, adaptive: tuple[Array, float] | None) -> None:
@@ -124,30 +116,22 @@ class GapAware(Noted):
         super().__init__(name, inner, {"average": 0.999, "max_lr": 0.0}, ("mean_square",), ())
         self.momentum = momentum
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step of the inner rule by the divided gradient."""
-        staleness_of(self, staleness)
-        rank = one_worker(self, worker)
+        staleness_of(self, facts.staleness)
+        rank = one_worker(self, facts.worker)
         sent, mean_square = self.sent(state, rank), state.slot("mean_square")
         average = float(hyperparameters["average"])
         lr = float(hyperparameters["max_lr"]) or float(hyperparameters["lr"])
         divided = decayed(grad, state.weights, hyperparameters)
         if lr and state.steps:
             divided = arrays.copy(grad) if divided is grad else divided
-            for weights, at, mean, part in range_views(ranges, state.weights, sent, mean_square, divided):
+            for weights, at, mean, part in range_views(facts.ranges, state.weights, sent, mean_square, divided):
                 divide_by_gap(part, weights - at, mean, average, state.steps, lr)
-        self.inner.apply(state, divided, {**hyperparameters, "weight_decay": 0.0}, ranges, staleness, worker)
+        self.inner.apply(state, divided, {**hyperparameters, "weight_decay": 0.0}, facts)
         name = self.momentum if self.momentum in self.inner.slots else of_worker(self.momentum, rank)
         step = state.slots[name] if hyperparameters["momentum"] else divided
-        for v, mean in range_views(ranges, step, mean_square):
+        for v, mean in range_views(facts.ranges, step, mean_square):
             follow_mean_square(mean, v, average)
 
 
@@ -184,18 +168,10 @@ class LrOverLag(HeavyBall):
     needs_staleness = True
     hyperparameters: Mapping[str, float | bool] = {**HeavyBall.hyperparameters, "momentum": 0.0}
 
-    def apply(
-        self,
-        state: BlockState,
-        grad: Array,
-        hyperparameters: Hyperparameters,
-        ranges: Sequence[Range] | None = None,
-        staleness: int | None = None,
-        worker: int | None = None,
-    ) -> None:
+    def apply(self, state: BlockState, grad: Array, hyperparameters: Hyperparameters, facts: UpdateFacts = UpdateFacts()) -> None:
         """One step."""
-        lr = float(hyperparameters["lr"]) * stale_share(staleness_of(self, staleness))
-        super().apply(state, grad, {**hyperparameters, "lr": lr}, ranges, staleness, worker)
+        lr = float(hyperparameters["lr"]) * stale_share(staleness_of(self, facts.staleness))
+        super().apply(state, grad, {**hyperparameters, "lr": lr}, facts)
 
 
 def stale_share(staleness: int) -> float:

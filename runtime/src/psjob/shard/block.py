@@ -14,7 +14,7 @@ from psjob.layout.blocks import FLOATS, Block, live_ranges
 from psjob.modes import Push, ServedMode
 from psjob.protocol.messages import Decision
 from psjob.rules import arrays, reduction
-from psjob.rules.base import BlockState, Rule
+from psjob.rules.base import BlockState, Rule, UpdateFacts
 from psjob.shard.pending import Gradient, PendingPush, ServedState, Waiter, free, push_weights
 from psjob.shard.push_metrics import BlockStaleness, NonFinitePushes, PushNorms, squares_of
 from psjob.shard.snapshot_memory import BlockSnapshot
@@ -271,7 +271,7 @@ class ParameterBlock(ServedState):
         if self.kept is not None:
             self.kept.begin(self.state)
         worker = push.worker if len(batch) == 1 else None
-        self.rule.apply(self.state, reduced, info.hyperparameters[self.block.group], ranges=ranges, staleness=staleness, worker=worker)
+        self.rule.apply(self.state, reduced, info.hyperparameters[self.block.group], UpdateFacts(ranges, staleness, worker))
 
     def _sum(self) -> torch.Tensor:
         """Room for a sum that may not be written over a gradient; the thread's own, used up before it continues."""

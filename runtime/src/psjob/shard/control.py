@@ -23,10 +23,10 @@ from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.process.supervise import ThreadPulse
+from psjob.protocol import messages
 from psjob.protocol.messages import ShardMessage, decode_order, encode_message
-from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard.actions import Hello
+from psjob.protocol.shard.events import Hello
 from psjob.protocol.shard.machine import LinkState, ShardMachine
 from psjob.shard.acceptor import hello_body
 from psjob.shard.restore import Restoring, position_of
@@ -91,34 +91,34 @@ class Control:
         self._told = 0.0
         self._counted: dict[str, Any] = {}
         self._action_handlers: Mapping[type, Callable[[Any], None]] = {
-            a.Log: lambda act: log.log(logging.getLevelNamesMapping()[act.level.upper()], "%s", act.text),
-            a.TellCoordinator: lambda act: self.tell(act.message),
-            a.Exit: self._exit,
-            a.Dial: lambda act: None if self.link is None else self.link.dial(act.after),
-            a.Hello: lambda act: None if self.link is None else self.link.hello(act),
-            a.HangUp: lambda act: None if self.link is None else self.link.hang_up(act.stream),
-            a.TellArrivals: lambda act: self._tell_arrivals(),
-            a.Reset: self._reset,
-            a.TakeTerm: lambda act: setattr(store, "term", act.term),
-            a.AdoptMode: self._adopt,
-            a.LayOut: self._lay_out,
-            a.DropSessions: lambda act: workers.drop(act.rewind),
-            a.Read: self.restoring.read,
-            a.SetFences: self.restoring.set_fences,
-            a.SetMost: lambda act: setattr(store, "most", dict(act.most)),
-            a.Serve: self._serve,
-            a.CarryOut: self._carry_out,
-            a.MakeClipped: lambda act: store.clip(act.order),
-            a.LookUp: self._look_up,
-            a.MakeReady: lambda act: self.snapshots.make_ready(act.number, act.base),
-            a.NoteLeft: lambda act: store.leave(act.rank, act.clock),
-            a.AskRecords: lambda act: setattr(job, "snapshot_step", act.step),
-            a.Hold: self.snapshots.hold,
-            a.Write: lambda act: self.snapshots.write(act.snapshot),
-            a.GiveUp: lambda act: self.snapshots.give_up(act.snapshot),
-            a.Discard: lambda act: self.snapshots.discard(act.snapshot),
-            a.Release: lambda act: workers.release(act.snapshot),
-            a.TellFinished: self._tell_finished,
+            e.Log: lambda act: log.log(logging.getLevelNamesMapping()[act.level.upper()], "%s", act.text),
+            e.TellCoordinator: lambda act: self.tell(act.message),
+            e.Exit: self._exit,
+            e.Dial: lambda act: None if self.link is None else self.link.dial(act.after),
+            e.Hello: lambda act: None if self.link is None else self.link.hello(act),
+            e.HangUp: lambda act: None if self.link is None else self.link.hang_up(act.stream),
+            e.TellArrivals: lambda act: self._tell_arrivals(),
+            e.Reset: self._reset,
+            e.TakeTerm: lambda act: setattr(store, "term", act.term),
+            e.AdoptMode: self._adopt,
+            e.LayOut: self._lay_out,
+            e.DropSessions: lambda act: workers.drop(act.rewind),
+            e.Read: self.restoring.read,
+            e.SetFences: self.restoring.set_fences,
+            messages.Bound: lambda act: setattr(store, "most", dict(act.most)),
+            e.Serve: self._serve,
+            messages.Decide: self._carry_out,
+            messages.Clip: store.clip,
+            messages.Where: self._look_up,
+            messages.Prepare: self.snapshots.make_ready,
+            e.NoteLeft: lambda act: store.leave(act.rank, act.clock),
+            e.AskRecords: lambda act: setattr(job, "snapshot_step", act.step),
+            e.Hold: self.snapshots.hold,
+            e.Write: lambda act: self.snapshots.write(act.snapshot),
+            e.GiveUp: lambda act: self.snapshots.give_up(act.snapshot),
+            e.Discard: lambda act: self.snapshots.discard(act.snapshot),
+            e.Release: lambda act: workers.release(act.snapshot),
+            e.TellFinished: self._tell_finished,
         }
 
     # -- in ------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Control:
         """Tell the coordinator."""
         self.answer(encode_message(message))
 
-    def _exit(self, act: a.Exit) -> None:
+    def _exit(self, act: e.Exit) -> None:
         if act.fenced is not None:
             self._exits.fenced(Fenced(act.text, act.fenced))
         elif act.text:
@@ -217,7 +217,7 @@ class Control:
         else:
             self._exits.exit_with(act.code)
 
-    def _reset(self, act: a.Reset) -> None:
+    def _reset(self, act: e.Reset) -> None:
         store = self._store
         if store.phase is not act.phase:
             self.restoring.forget()
@@ -225,11 +225,11 @@ class Control:
         store.stand_down()
         store.term, store.restored_by = act.term, act.restored_by
 
-    def _adopt(self, act: a.AdoptMode) -> None:
+    def _adopt(self, act: e.AdoptMode) -> None:
         self.restoring.forget()
         self._store.adopt(modes.read(act.mode))
 
-    def _lay_out(self, act: a.LayOut) -> None:
+    def _lay_out(self, act: e.LayOut) -> None:
         self.restoring.forget()
         store = self._store
         store.set_up(act.table, act.rule, tuple(TableSpec.from_json(spec) for spec in act.tables))
@@ -237,18 +237,18 @@ class Control:
         if store.initialised():
             self.post(e.AllInitialised())
 
-    def _serve(self, act: a.Serve) -> None:
+    def _serve(self, act: e.Serve) -> None:
         self._store.open(act.term, act.restore_id)
         self.tell_counts(time.monotonic(), at_once=True)
         self._workers.changed()
 
-    def _carry_out(self, act: a.CarryOut) -> None:
+    def _carry_out(self, order: messages.Decide) -> None:
         store = self._store
         if store.decided is None:
             self.post(e.Misfit("the coordinator decides on updates, and this shard's mode does not let it"))
             return
         try:
-            store.carry_out(act.order)
+            store.carry_out(order)
         except WireError as error:
             self.post(e.Misfit(str(error)))
 
@@ -258,15 +258,15 @@ class Control:
             store.decided.tell_again()
         store.norms.tell_again()
 
-    def _look_up(self, act: a.LookUp) -> None:
+    def _look_up(self, order: messages.Where) -> None:
         store = self._store
         with store.lock:
             known = store.admission.rows
-            rows = {rank: (known[rank].complete, len(known[rank].open)) for rank in act.ranks if rank in known}
+            rows = {rank: (known[rank].complete, len(known[rank].open)) for rank in order.ranks if rank in known}
             position = position_of(store)
-        self.post(e.LookedUp(act.ask, position, rows))
+        self.post(messages.WorkerPositions(store.index, order.ask, position, rows))
 
-    def _tell_finished(self, act: a.TellFinished) -> None:
+    def _tell_finished(self, act: e.TellFinished) -> None:
         self.tell_counts(time.monotonic(), at_once=True)
         self._workers.finished()
 

@@ -15,21 +15,21 @@ import torch
 
 from psjob import modes
 from psjob.checkpoint import claim, disk, files, final, manifest
+from psjob.checkpoint.disk import CheckpointProblem
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import INITIAL, RECORD, BlockPlace, Manifest, RowPlaces, read_initial, read_records, sweep_orphans
-from psjob.checkpoint.problems import CheckpointProblem
 from psjob.process import config
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
-from psjob.protocol.coordinator import actions, events
+from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.events import CheckpointFacts, WorkerFacts
 from psjob.resume import record
 from psjob.tables import Partition, TableSpec
 
 log = logging.getLogger("psjob.coordinator")
 Job = (
-    actions.ClaimTerm | actions.LookForClaim | actions.ReadNewest | actions.CommitSnapshot | actions.SweepOrphans | actions.MeasureRoom
-    | actions.ReadWish
+    events.ClaimTerm | events.LookForClaim | events.ReadNewest | events.CommitSnapshot | events.SweepOrphans | events.MeasureRoom
+    | events.ReadWish
 )  # fmt: skip
 
 
@@ -84,19 +84,19 @@ class DiskWork:
 
     def _carry_out(self, job: Job) -> events.Event | None:
         match job:
-            case actions.ClaimTerm(term):
+            case events.ClaimTerm(term):
                 return self._claim(term)
-            case actions.LookForClaim(term):
+            case events.LookForClaim(term):
                 try:
                     claim.check(self.folder, term, self.place.pod)
                 except CheckpointProblem as problem:
                     log.debug("no claim can be looked for: %s", problem)
                 return events.ClaimSeen()
-            case actions.ReadNewest():
+            case events.ReadNewest():
                 return self._read(job)
-            case actions.CommitSnapshot():
+            case events.CommitSnapshot():
                 return self._commit(job)
-            case actions.SweepOrphans(term, before):
+            case events.SweepOrphans(term, before):
                 try:
                     gone = sweep_orphans(self.folder, term, before)
                 except CheckpointProblem as problem:
@@ -105,9 +105,9 @@ class DiskWork:
                     if gone:
                         log.info("removed %d files of void checkpoints", len(gone))
                 return None
-            case actions.MeasureRoom():
+            case events.MeasureRoom():
                 return events.RoomMeasured(disk.free_bytes(self.folder))
-            case actions.ReadWish():
+            case events.ReadWish():
                 return self._wish()
 
     def _claim(self, term: int) -> events.Event:
@@ -128,7 +128,7 @@ class DiskWork:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def _read(self, job: actions.ReadNewest) -> events.Event:
+    def _read(self, job: events.ReadNewest) -> events.Event:
         """The newest manifest of this run; of the run to resume from where this one has none yet."""
         claim.check(self.folder, job.term)
         resume = self.place.config.checkpoint.resume_from
@@ -155,7 +155,7 @@ class DiskWork:
 
     # -- committing ----------------------------------------------------------------------------
 
-    def _commit(self, job: actions.CommitSnapshot) -> events.Event:
+    def _commit(self, job: events.CommitSnapshot) -> events.Event:
         began = time.time()
         written: list[str] = []
         try:
@@ -177,7 +177,7 @@ class DiskWork:
         log.info("checkpoint of step %d committed in %.2f s: %s", made.step, time.time() - began, path.name)
         return events.ManifestCommitted(job.snapshot, facts_of(self.folder, made))
 
-    def _manifest(self, job: actions.CommitSnapshot) -> Manifest:
+    def _manifest(self, job: events.CommitSnapshot) -> Manifest:
         parts: Mapping[int, ShardPart] = job.parts
         blocks = tuple(block for _, part in sorted(parts.items()) for block in part.blocks)
         specs = [TableSpec.from_json(spec) for spec in job.tables]
@@ -208,7 +208,7 @@ class DiskWork:
             facts.append(older[name])
         return tuple(facts)
 
-    def _with_records(self, job: actions.CommitSnapshot, made: Manifest, written: list[str]) -> Manifest:
+    def _with_records(self, job: events.CommitSnapshot, made: Manifest, written: list[str]) -> Manifest:
         """Put the workers' records, and the model's buffers, into files of their own. Each one's name goes into `written`."""
         held = [(f"{RECORD}{rank}", _bytes(blob)) for rank, blob in job.records.items()]
         if job.initial:

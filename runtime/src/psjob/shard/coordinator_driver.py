@@ -26,9 +26,9 @@ from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Fenced
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions, decode, events, updates
-from psjob.protocol.coordinator.actions import Action
-from psjob.protocol.coordinator.events import Event, JobFacts, Stream, WorkerFacts
+from psjob.protocol.coordinator import events, updates
+from psjob.protocol.coordinator.consistency import Digest, Told
+from psjob.protocol.coordinator.events import Action, Event, JobFacts, Stream, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.protocol.coordinator.report import MAX_METRICS
 from psjob.protocol.records import PIECE
@@ -220,15 +220,15 @@ class CoordinatorDriver:
             case Kind.STEP_LOST | Kind.MEASURED if not self.place.config.stages:
                 raise WireError(f"worker {session.rank} sends {kind.name}, and this job has no stages")
             case Kind.STEP_LOST:
-                return decode.step_lost(stream, body, workers), True
+                return events.StepLost.of(stream, body, workers), True
             case Kind.MEASURED:
-                return decode.measured(stream, header.clock, body, workers), True
+                return events.Measured.of(stream, header.clock, body, workers), True
             case Kind.HEARTBEAT:
-                return events.Heartbeat(stream, decode.passes(body)), True
+                return events.Heartbeat.of(stream, body), True
             case Kind.INPUTS:
-                told = decode.data(body)
-                return events.InputsSeen(stream, decode.inputs(body)) if told is None else events.DataSeen(stream, told), True
-            case Kind.DIGEST if (digest := decode.digest(body)) is not None:
+                told = Told.of(body)
+                return events.InputsSeen.of(stream, body) if told is None else events.DataSeen(stream, told), True
+            case Kind.DIGEST if (digest := Digest.of(body)) is not None:
                 return events.DigestCame(stream, digest), True
         return None
 
@@ -236,7 +236,7 @@ class CoordinatorDriver:
         """Another shard says hello; `order` reaches it. Returns the number of its stream. Raises WireError."""
         link = next(self._ids)
         try:
-            event = decode.shard_hello(link, {**hello, "index": index}, len(self.place.config.shards))
+            event = events.ShardHello.of_peer(link, {**hello, "index": index}, len(self.place.config.shards))
         except messages.Malformed as error:
             raise WireError(str(error)) from None
         self._orders[link] = order
@@ -295,39 +295,39 @@ class CoordinatorDriver:
     def carry_out(self, action: Action) -> None:
         """Do what the machine wants."""
         match action:
-            case actions.Log(level, text):
+            case events.Log(level, text):
                 log.log(LEVELS[level], "%s", one_line(text, 4000))  # it may quote a worker
-            case actions.Tell(stream, kind, body, clock, request):
+            case events.Tell(stream, kind, body, clock, request):
                 if (session := self._sessions.get(stream)) is not None:
                     session.tell(kind, body, clock=clock, request=request)
-            case actions.HangUp(stream):
+            case events.HangUp(stream):
                 if (session := self._sessions.get(stream)) is not None:
                     session.hang_up()
-            case actions.Welcome():
+            case events.Welcome():
                 self._welcome(action)
-            case actions.Introduce():
+            case events.Introduce():
                 if (session := self._sessions.get(action.stream)) is not None:
                     session.tell(Kind.NEIGHBOUR, self._neighbour(session, action))
-            case actions.WishRecords(on):
+            case events.WishRecords(on):
                 self._job.record_requested = on
-            case actions.Order(link, order):
+            case events.Order(link, order):
                 if isinstance(order, messages.TakeSnapshot):
                     self.store.note_snapshot(order.snapshot)
                 elif isinstance(order, messages.Clip):
                     self.store.note_clip(order.version, order.factor)
                 if (send := self._orders.get(link)) is not None:
                     send(action.with_most(self.store.clocks).body)
-            case actions.Leave(code, why):
+            case events.Leave(code, why):
                 if why is None:
                     self._exits.exit_with(code)
                 else:
                     self._exits.leave(code, why)
-            case actions.LeaveFenced(term, why):
+            case events.LeaveFenced(term, why):
                 self._exits.fenced(Fenced(why, term))
             case _:
                 self.jobs.put(action)
 
-    def _welcome(self, action: actions.Welcome) -> None:
+    def _welcome(self, action: events.Welcome) -> None:
         session = self._sessions.get(action.stream)
         if session is None:
             return
@@ -343,7 +343,7 @@ class CoordinatorDriver:
         if action.record:
             session.tell(Kind.RECORD, payload=action.record, clock=action.record_clock)
 
-    def _neighbour(self, session: Session, told: actions.Introduce) -> dict[str, Any]:
+    def _neighbour(self, session: Session, told: events.Introduce) -> dict[str, Any]:
         workers, start = self.place.keys.workers, session.incarnation[0]
         ends = {session.rank: start, told.rank: told.start}
         key = keys.masked(keys.worker(workers, session.rank, start), keys.link(workers, ends), ends)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from psjob.modes import ServedMode
 from psjob.protocol.messages import WorkersAwaited
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.shard.deduplication import Admission, MinCounter
 from psjob.shard.pending import ServedState, Waiter
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psjob.checkpoint import claim, disk
-from psjob.checkpoint.problems import CheckpointProblem, explain
+from psjob.checkpoint.disk import CheckpointProblem, explain
 from psjob.modes.stages import ChosenCuts
 from psjob.process.config import Place
 from psjob.process.errors import Fenced

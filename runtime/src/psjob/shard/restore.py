@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from psjob.checkpoint import manifest
+from psjob.checkpoint.disk import CheckpointProblem, Damage
 from psjob.checkpoint.manifest import Manifest
-from psjob.checkpoint.problems import CheckpointProblem, Damage
 from psjob.checkpoint.states import open_blocks, read_admission, read_states, read_tables, state_bytes, state_of, table_bytes
 from psjob.layout import memory
 from psjob.layout.blocks import assign
 from psjob.process import supervise
 from psjob.protocol.messages import ShardPosition
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard.actions import Read, SetFences
+from psjob.protocol.shard.events import Read, SetFences
 from psjob.rules.base import BlockState
 from psjob.shard.snapshot import DiskThread, Snapshots, Stopped, Transfer
 from psjob.shard.store import Store

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from psjob.layout import memory
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.shard.checks import check_ahead, check_info
 from psjob.shard.deduplication import Verdict
 from psjob.shard.pending import Received, Waiter

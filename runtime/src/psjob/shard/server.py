@@ -13,7 +13,7 @@ from typing import Any
 
 from psjob import contract
 from psjob.checkpoint import disk, manifest
-from psjob.checkpoint.problems import CheckpointProblem
+from psjob.checkpoint.disk import CheckpointProblem
 from psjob.layout.blocks import Layout
 from psjob.modes import of as mode_of
 from psjob.modes.stages import ASKS
@@ -22,7 +22,7 @@ from psjob.process.errors import Fenced
 from psjob.process.supervise import Liveness
 from psjob.protocol import records
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.rules import reduction
 from psjob.shard.acceptor import HelloRoom, LogRateLimiter
 from psjob.shard.block import ParameterBlock

@@ -26,7 +26,7 @@ from psjob.layout import memory
 from psjob.modes import written
 from psjob.protocol.messages import AckedDoubted
 from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordIn, RecordsOnStream
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.shard.block import ParameterBlock
 from psjob.shard.checks import (
     MOST_SAID,

@@ -26,14 +26,14 @@ import torch
 
 from psjob import contract
 from psjob.checkpoint import disk, files
+from psjob.checkpoint.disk import CheckpointProblem
 from psjob.checkpoint.files import DeferredTensor
-from psjob.checkpoint.problems import CheckpointProblem
 from psjob.checkpoint.states import EMPTY, Base, Lies, staying, write_admission
 from psjob.process import supervise
 from psjob.process.supervise import ThreadPulse
-from psjob.protocol.messages import SnapshotWritten, furthest_of
+from psjob.protocol.messages import MemoryReady, Prepare, SnapshotVoided, SnapshotWritten, furthest_of
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard.actions import Hold
+from psjob.protocol.shard.events import Hold
 from psjob.shard.block import ParameterBlock
 from psjob.shard.snapshot_memory import BackgroundThrottle, BlockSnapshot, SnapshotBuffer, Voided, room
 from psjob.shard.store import Store
@@ -139,13 +139,13 @@ class Snapshots:
         self._rows = RowSnapshots(folder, store.run)
         self.images = SnapshotCache()
 
-    def make_ready(self, number: int, base: int | None) -> None:
+    def make_ready(self, order: Prepare) -> None:
         """Make memory ready for the copies of the snapshot that comes next, in a thread of its own."""
-        spare, changed = self._spare_for(base)
+        spare, changed = self._spare_for(order.base)
 
         def warm() -> None:
             spare.warm(changed)
-            self._post(e.Prepared(number))
+            self._post(MemoryReady(self._store.index, order.number))
 
         supervise.start_thread(warm, "spare")
 
@@ -308,7 +308,7 @@ class Snapshots:
         except CheckpointProblem as problem:
             self._rows.void()  # or the next snapshot would take its rows for saved
             return self._failed(job, problem)
-        return e.Wrote(written)
+        return written
 
     def _written(self, job: Job) -> SnapshotWritten:
         """Write the files; what the coordinator is told. Raises CheckpointProblem, Voided, Stopped."""
@@ -362,7 +362,7 @@ class Snapshots:
         left = self._remove(snapshot)
         if left is not None:
             log.warning("snapshot %d is void, and its files stay: %s", snapshot, left)
-        self._post(e.Discarded(snapshot))
+        self._post(SnapshotVoided(self._store.index, snapshot))
 
     def _remove(self, snapshot: int) -> str | None:
         """Delete what this process wrote of a snapshot; a sentence where something stays."""

@@ -23,7 +23,7 @@ from psjob import contract
 from psjob.contract import keys
 from psjob.process import supervise
 from psjob.process.errors import LONGEST_MESSAGE, leave_message
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.shard.server import Server
 from psjob.shard.worker_stream import said_of
 from psjob.wire.unauthenticated import UnauthenticatedPeers

@@ -18,7 +18,7 @@ from psjob.layout.memory import LentSpan
 from psjob.modes import Push, ServedMode
 from psjob.modes.stages import ALL, Stages
 from psjob.protocol.messages import Clip, Decide
-from psjob.protocol.shard.actions import Phase
+from psjob.protocol.shard.events import Phase
 from psjob.rules.base import BlockState, Hyperparameters
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.block import ParameterBlock

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from psjob import codecs, contract
-from psjob.codecs import Codec, CodecError, CodecKey, choice
+from psjob.codecs import Codec, CodecError, CodecKey
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
@@ -210,14 +210,14 @@ class StreamCodecs:
         self._config, self._seed, self._rank = place.config.compression, place.config.seed, rank
         wanted = {self._config.push, self._config.pull}
         if contract.AUTO_CODEC in wanted:
-            wanted |= {name for _, name in choice.LADDER}
+            wanted |= {name for _, name in codecs.LADDER}
         offered = hello.get("codecs", [])
         listed = offered if isinstance(offered, list) else []
         self.agreed = [codecs.NONE, *sorted(name for name in codecs.CODECS if name in wanted and name in listed)]
         self._numbers = {codec.number for name, codec in codecs.CODECS.items() if name in self.agreed}
         self.push = self._named(hello.get("push"), self._config.push, one_host)
         self.pull = self._named(hello.get("pull"), self._config.pull, one_host)
-        self._seen = choice.Goodput()
+        self._seen = codecs.Goodput()
         self._lock = threading.Lock()
 
     # -- pushes --------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class StreamCodecs:
             if not self._seen.enough(header.clock):
                 return None
             bits = self._seen.bits * lanes
-            name = choice.for_push(bits)
+            name = codecs.for_push(bits)
             self.push = name if name in self.agreed else codecs.NONE
         return {"push": self.push, "bits": round(bits)}
 

@@ -32,7 +32,7 @@ from psjob.modes import Batch, Mode, Push
 from psjob.process import config
 from psjob.process.status_client import ask_shard
 from psjob.resume import record
-from psjob.rules.base import Hyperparameters, check_hyperparameters
+from psjob.rules.base import Hyperparameters, UpdateFacts, check_hyperparameters
 from psjob.simulate import trace, words
 from psjob.simulate.engine import NOT_TRAINED, SimulatedWork, SimulationOutcome, WorkerSpeeds
 from psjob.simulate.training import Inner, TrainingProblem
@@ -276,7 +276,9 @@ class _Worker:
 
     def _step(self, problem: TrainingProblem, inner: Inner) -> None:
         assert self.own is not None
-        inner.rule.apply(self.own, self._gradient(problem), inner.hyperparameters, staleness=0, worker=self.session.place.index)
+        inner.rule.apply(
+            self.own, self._gradient(problem), inner.hyperparameters, UpdateFacts(staleness=0, worker=self.session.place.index)
+        )
 
     def _gradient(self, problem: TrainingProblem) -> torch.Tensor:
         return torch.from_numpy(problem.gradient(self.weights.numpy().copy())[0])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from psjob.modes import Batch, Push
 from psjob.rules import arrays
 from psjob.rules.arrays import Array
-from psjob.rules.base import BlockState, Hyperparameters, Rule, WorkerHalf
+from psjob.rules.base import BlockState, Hyperparameters, Rule, UpdateFacts, WorkerHalf
 
 Floats = NDArray[Any]
 """A 1-D array of float32 or float64."""
@@ -146,7 +146,9 @@ class SimulatedTraining:
         if kept:
             lag = max(version - (push.base or 0) for push in batch.kept)
             worker = batch.kept[0].worker if len(kept) == 1 else None
-            self.rule.apply(self.state, _combined(kept, batch), self.hyperparameters(self.batches), staleness=lag, worker=worker)
+            self.rule.apply(
+                self.state, _combined(kept, batch), self.hyperparameters(self.batches), UpdateFacts(staleness=lag, worker=worker)
+            )
         return notes
 
     def leave(self, worker: int) -> None:
@@ -170,7 +172,7 @@ class SimulatedTraining:
         losses = 0.0
         for _ in range(self.inner.steps):
             grad, loss = self._gradient(state.weights)
-            self.inner.rule.apply(state, grad, self.inner.hyperparameters, staleness=0, worker=worker)
+            self.inner.rule.apply(state, grad, self.inner.hyperparameters, UpdateFacts(staleness=0, worker=worker))
             losses += loss
         return held - state.weights, losses / self.inner.steps
 

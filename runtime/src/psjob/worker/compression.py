@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from psjob import codecs, contract
-from psjob.codecs import Codec, CodecKey, choice
+from psjob.codecs import Codec, CodecKey
 from psjob.layout import memory
 from psjob.layout.blocks import Block, Layout
 from psjob.process.config import Place
@@ -53,7 +53,7 @@ class WorkerCompression:
         self._bodies: dict[int, torch.Tensor] = {}
         """Room for a block's encoded bytes, taken once."""
         self._before: dict[int, torch.Tensor] = {}
-        self._seen = [choice.Goodput() for _ in range(count)]
+        self._seen = [codecs.Goodput() for _ in range(count)]
         self._lock = threading.Lock()
         self._feeding = [threading.Lock() for _ in layout.blocks]
         self._latched = [(-1, codecs.NONE)] * count
@@ -141,7 +141,7 @@ class WorkerCompression:
         """Names for hello: what this job may use."""
         names = {self._config.push, self._config.pull}
         if contract.AUTO_CODEC in names:
-            names = {name for _, name in choice.LADDER} | names - {contract.AUTO_CODEC}
+            names = {name for _, name in codecs.LADDER} | names - {contract.AUTO_CODEC}
         return [codecs.NONE, *sorted(names - {codecs.NONE})]
 
     def agreed(self, shard: int, names: list[str], one_host: bool) -> None:
@@ -175,7 +175,7 @@ class WorkerCompression:
             if not seen.enough(header.clock):
                 return None
             bits = seen.bits * lanes
-            self.pull[shard] = choice.for_pull(bits)
+            self.pull[shard] = codecs.for_pull(bits)
         log.warning("answers of shard %d: %.3g Gb/s measured, codec %s", shard, bits / 1e9, self.pull[shard])
         return self.pull[shard]
 

@@ -28,9 +28,7 @@ from psjob.process import supervise
 from psjob.process.config import Place
 from psjob.process.errors import Refused
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.local_group import Part, Whole, together
-from psjob.resume import composite
-from psjob.resume.composite import RecordMaker, Records
+from psjob.protocol.worker.local_group import Part, RecordMaker, Records, Whole, join_records, split_records, together
 from psjob.wire.frame import MAX_RECORD, Kind
 from psjob.worker import exits, localreduce
 from psjob.worker.exchange import Exchange, Gradients, Groups, ModelMemory
@@ -161,7 +159,7 @@ class LeaderSession(WorkerSession):
         super().join(parameters, initial, hyperparameters)
         self._tell_agent({"joined": True})
         assert self._memory is not None
-        records = [] if self.record is None else composite.split_records(self.record)
+        records = [] if self.record is None else split_records(self.record)
         for number, other in self._others.items():
             mine = records[number] if number < len(records) else None
             other.say({"initial": self.initial is not None}, self.initial or b"")
@@ -250,7 +248,7 @@ class LeaderSession(WorkerSession):
             self.step_boundary(make_record)
             self.push(None, self.last_hyperparameters, False, 1.0, parameters)
         own = make_record()
-        super().leave(lambda: composite.join_records([own, *(self._through[number] for number in sorted(self._through))]), parameters)
+        super().leave(lambda: join_records([own, *(self._through[number] for number in sorted(self._through))]), parameters)
 
     def report(self, numbers: dict[str, float | str]) -> None:
         with self.cond:

@@ -24,7 +24,6 @@ from psjob.layout.packing import Pack, Packs
 from psjob.modes import written
 from psjob.process import supervise
 from psjob.process.config import Place
-from psjob.protocol.worker import actions as a
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import Ending
 from psjob.tables import TableSpec
@@ -267,30 +266,30 @@ class WorkerSession:
         for action in actions:
             self._carry_out(action, packs)
 
-    def _carry_out(self, action: a.Action, packs: Packs | None) -> None:
+    def _carry_out(self, action: e.Action, packs: Packs | None) -> None:
         match action:
-            case a.Dial():
+            case e.Dial():
                 self.links[action.link].dial(action.seconds)
-            case a.Send():
+            case e.Send():
                 header = self.header(action.kind, clock=action.clock, request=action.request)
                 if action.body is None:
                     self.links[action.link].send(header)
                 else:
                     self.links[action.link].send_json(header, action.body)
-            case a.SendRecord():
+            case e.SendRecord():
                 if (lane := self.links[0].main) is not None:
                     lane.send_record(self.header(Kind.RECORD, clock=action.clock), action.record, action.idle, action.rides)
-            case a.SendPieces():
+            case e.SendPieces():
                 self.records.begin()
-            case a.SendHyperparameters():
+            case e.SendHyperparameters():
                 self.exchange.send_info(self.links[action.link])
-            case a.Resend():
+            case e.Resend():
                 self.links[action.link].resend(action.header)
-            case a.AskRows():
+            case e.AskRows():
                 self.rows.again(self.links[action.link])
-            case a.Store():
+            case e.Store():
                 self._store(self.links[action.link], packs or self.exchange.make_packs())
-            case a.Log():
+            case e.Log():
                 log.log(logging.getLevelName(action.level), "%s", action.text)
 
     def _store(self, link: ShardConnection, packs: Packs) -> None:

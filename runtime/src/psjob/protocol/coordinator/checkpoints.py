@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions, events, updates
-from psjob.protocol.coordinator.actions import CommitSnapshot
-from psjob.protocol.coordinator.events import WorkerFacts
+from psjob.protocol.coordinator import events, updates
+from psjob.protocol.coordinator.events import CommitSnapshot, WorkerFacts
 from psjob.protocol.coordinator.members import Member
 from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Snapshot
 from psjob.protocol.coordinator.state import CoordinatorState
@@ -92,7 +91,7 @@ def ask_mark(state: CoordinatorState, member: Member) -> None:
     """A worker that comes while the others hold for a marked snapshot must mark too."""
     taken = state.snapshots.current
     if taken is not None and taken.marks and member.rank not in taken.pins and len(taken.ready) == state.job.shards and member.stream:
-        state.emit(actions.Tell(member.stream.id, Kind.MARK, request=taken.number))
+        state.emit(events.Tell(member.stream.id, Kind.MARK, request=taken.number))
 
 
 # -- what shards and workers tell ----------------------------------------------------------------------
@@ -159,7 +158,7 @@ def _is_gone(state: CoordinatorState, event: messages.SnapshotVoided) -> None:
     told.add(event.shard)
     if len(told) == state.job.shards:
         del state.tries.voided[event.snapshot]
-        state.emit(actions.SweepOrphans(state.term, event.snapshot + 1))
+        state.emit(events.SweepOrphans(state.term, event.snapshot + 1))
 
 
 def marked(state: CoordinatorState, member: Member, number: int, clock: int) -> None:
@@ -379,7 +378,7 @@ def failed(state: CoordinatorState, why: str, full: bool) -> None:
     void(state, why, pause)
     state.tries.full = why, delay
     _tell_full(state, None)
-    state.emit(actions.MeasureRoom())
+    state.emit(events.MeasureRoom())
 
 
 def room_measured(state: CoordinatorState, event: events.RoomMeasured) -> None:

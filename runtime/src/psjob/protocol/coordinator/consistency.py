@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+from psjob.protocol.messages import MOST
 
 TRAINED, FROZEN, OTHER, BUFFER = "t", "f", "o", "b"
 """Kinds of a digest's tensors: the attached optimizer's, frozen parameters, those of an optimizer that was not attached, buffers."""
@@ -25,6 +27,12 @@ VIEWS = 8
 """So many different digests of one moment are kept: all others are counted as odd."""
 FIRST: Final = ("lr",)
 """Hyperparameters that are named before others."""
+MOST_SUMS: Final = 4096
+"""Sums of a digest."""
+LONGEST_NAME: Final = 200
+"""Characters of a tensor's name."""
+MOST_NAME: Final = 80
+"""Characters of a class's name."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,29 @@ class Digest:
     alone: bool = False
     strangers: tuple[str, ...] = ()
     left_out: int = 0
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Digest | None:
+        """From a worker's DIGEST; None where it is not in shape: nothing is decided by it."""
+        kinds, sums, names = body.get("kinds"), body.get("sums"), body.get("names", [])
+        clock, numbers = body.get("clock"), body.get("numbers", [])
+        if not (isinstance(kinds, str) and len(kinds) <= MOST_SUMS and not set(kinds) - set(KINDS)):
+            return None
+        if not (isinstance(sums, list) and len(sums) == len(kinds) and all(type(value) is int for value in sums)):
+            return None
+        if (look := body.get("look")) not in LOOKS:
+            return None
+        if not (isinstance(names, list) and len(names) in (0, len(kinds)) and type(clock) is int and 0 <= clock <= MOST):
+            return None
+        if not (isinstance(numbers, list) and all(isinstance(group, dict) for group in numbers)):
+            return None
+        groups = ({str(key)[:64]: value for key, value in group.items() if type(value) in (int, float, bool)} for group in numbers)
+        strangers = body.get("strangers", [])
+        return cls(
+            clock, look, kinds, tuple(sums), tuple(_printable(name) for name in names), tuple(groups),
+            _printable(body.get("machine", "")), body.get("alone") is True,
+            tuple(_printable(name) for name in strangers[:8]) if isinstance(strangers, list) else (), _sum(body.get("leftOut")) or 0,
+        )  # fmt: skip
 
     @property
     def moment(self) -> tuple[str, int]:
@@ -252,6 +283,18 @@ class Told:
     """and of the order of samples, or of what was read first, where it is not `ordered`."""
     ordered: bool = True
 
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Told | None:
+        """From an INPUTS, of data that are given to `ps.shard`; None where it says nothing of such, or not in shape."""
+        told = body.get("data")
+        if not isinstance(told, dict) or (site := _sum(told.get("site"))) is None or (number := _sum(told.get("number"))) is None:
+            return None
+        loader, kind = ("".join(filter(str.isprintable, str(told.get(name))))[:MOST_NAME] for name in ("loader", "data"))
+        length, batch, processes, content, samples, traits, first = (
+            _sum(told.get(name)) for name in ("length", "batch", "processes", "content", "samples", "traits", "first")
+        )
+        return cls(site, number, loader, kind, length, batch, processes, content, samples, traits, first, told.get("ordered") is True)
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -326,3 +369,11 @@ def difference(one: tuple[int, Told], other: tuple[int, Told]) -> Difference | N
 
 def _differ(one: int | None, other: int | None) -> bool:
     return one is not None and other is not None and one != other
+
+
+def _printable(value: Any) -> str:
+    return "".join(filter(str.isprintable, str(value)[:LONGEST_NAME]))
+
+
+def _sum(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < MOST else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from psjob import contract, modes
 from psjob.modes import Bounded, ServedMode, written
-from psjob.protocol.coordinator import actions, checkpoints, events
+from psjob.protocol.coordinator import checkpoints, events
 from psjob.protocol.coordinator.events import CheckpointFacts, Stream
 from psjob.protocol.coordinator.members import State
 from psjob.protocol.coordinator.schedule import Snapshot
@@ -152,7 +152,7 @@ def leave(state: CoordinatorState) -> None:
     told = not any(member.here for member in state.members.all.values())
     if told or state.now >= ending.quit_at + TOLD_SECONDS:
         ending.quit_at = None
-        state.emit(actions.Leave(ending.quit_code))
+        state.emit(events.Leave(ending.quit_code))
 
 
 def _quit(state: CoordinatorState, code: int) -> None:
@@ -186,7 +186,7 @@ def look_at_config(state: CoordinatorState) -> None:
     change.looked = state.now
     if not change.asked:
         change.asked = True
-        state.emit(actions.ReadWish())
+        state.emit(events.ReadWish())
     _request(state)
 
 

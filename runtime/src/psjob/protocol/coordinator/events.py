@@ -1,19 +1,27 @@
-"""What the coordinator hears, and the facts in it: the job, a checkpoint, a stream of a worker. What shards say is in `messages`.
+"""What the coordinator hears, the facts in it (the job, a checkpoint, a stream of a worker), and what it wants done.
 
-Each is a value; what is malformed is refused before it becomes one.
+What shards say is in `messages`. Each is a value; what is malformed is refused by `of` or `of_peer` before it becomes one. A driver carries
+the actions of one event out in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
+from psjob.contract import MOST_NUMBER
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import ServedMode
 from psjob.modes.stages import ALL, Stages
+from psjob.protocol import messages
 from psjob.protocol.coordinator.consistency import Digest, Told
-from psjob.protocol.messages import ShardMessage
+from psjob.protocol.messages import MOST, Malformed, number_of, rank_of, whole
+from psjob.wire.frame import Kind
+
+MOST_INPUTS: Final = 64
+MOST_WAITS: Final = 120
+"""Characters of what a worker of a stage waits for."""
 
 # -- facts ---------------------------------------------------------------------------------------
 
@@ -240,6 +248,11 @@ class Heartbeat:
     stream: int
     passes: int = 0
 
+    @classmethod
+    def of(cls, stream: int, body: Mapping[str, Any]) -> Heartbeat:
+        """From a HEARTBEAT; no passes where it tells none, or not in shape."""
+        return cls(stream, _size(body.get("passes")) or 0)
+
 
 @dataclass(frozen=True)
 class StepLost:
@@ -249,6 +262,11 @@ class StepLost:
     rank: int
     step: int
 
+    @classmethod
+    def of(cls, stream: int, body: Mapping[str, Any], workers: int) -> StepLost:
+        """From a STEP_LOST. Raises Malformed."""
+        return cls(stream, rank_of(body.get("rank"), workers), number_of(body, "step"))
+
 
 @dataclass(frozen=True)
 class InputsSeen:
@@ -256,6 +274,12 @@ class InputsSeen:
 
     stream: int
     sums: tuple[int, ...]
+
+    @classmethod
+    def of(cls, stream: int, body: Mapping[str, Any]) -> InputsSeen:
+        """From an INPUTS; no sums where it is not in shape."""
+        told = body.get("inputs")
+        return cls(stream, tuple(value for value in told[:MOST_INPUTS] if type(value) is int) if isinstance(told, list) else ())
 
 
 @dataclass(frozen=True)
@@ -294,6 +318,26 @@ class Measured:
     seconds: float = 0.0
     delay: float | None = None
 
+    @classmethod
+    def of(cls, stream: int, clock: int, body: Mapping[str, Any], workers: int) -> Measured:
+        """From a MEASURED. What is not in shape is not known: nothing is decided by it."""
+        idle, waits, awaited = _amount(body.get("idle")), body.get("waits"), body.get("for")
+        return cls(
+            stream, clock, None if idle is None else min(1.0, idle), _size(body.get("rss")), _size(body.get("peak")),
+            _size(body.get("devicePeak")),
+            "".join(filter(str.isprintable, waits))[:MOST_WAITS] if isinstance(waits, str) else None,
+            awaited if type(awaited) is int and 0 <= awaited < workers else None, _amount(body.get("seconds")) or 0.0,
+            _amount(body.get("delay")),
+        )  # fmt: skip
+
+
+def _amount(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST else None
+
+
+def _size(value: Any) -> int | None:
+    return None if (told := _amount(value)) is None else int(told)
+
 
 # -- shards ------------------------------------------------------------------------------------------
 
@@ -328,6 +372,18 @@ class ShardHello:
     mode: str
     carried: int | None
     """In a decided mode: the last order that it has carried out; None: one broke off."""
+
+    @classmethod
+    def of_peer(cls, link: int, body: Mapping[str, Any], shards: int) -> ShardHello:
+        """What another shard says of itself. Raises Malformed."""
+        carried, mode = body.get("carried"), body.get("mode")
+        if not isinstance(mode, str) or not isinstance(body.get("serving"), bool):
+            raise Malformed("a shard's hello has a mode and says whether it serves")
+        return cls(
+            link, number_of(body, "index", 1, shards - 1), number_of(body, "attempt", 0, MOST_NUMBER),
+            number_of(body, "term", 0, MOST_NUMBER), bool(body["serving"]), number_of(body, "restore_id"), mode[:80],
+            None if carried is None else whole(carried, "carried"),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -430,7 +486,197 @@ Event = (
     Started | Tick | StepPassed | StopAsked
     | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Heartbeat
     | InputsSeen | DataSeen | StepLost | Measured | DigestCame
-    | TookUp | ShardHello | ShardAnnounced | ShardLost | ShardMessage
+    | TookUp | ShardHello | ShardAnnounced | ShardLost | messages.ShardMessage
     | TermClaimed | TermUnclaimed | ClaimSeen | TermFenced | NewestRead | ManifestCommitted | ManifestUncommitted
     | RoomMeasured | ModeWished
+)  # fmt: skip
+
+
+# -- what it wants done ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Log:
+    """A line for the log; `level` is one of `logging`'s names."""
+
+    level: str
+    text: str
+
+
+# -- to workers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tell:
+    """A control frame to a worker."""
+
+    stream: int
+    kind: Kind
+    body: Mapping[str, Any] | None = None
+    clock: int = 0
+    request: int = 0
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """Close a worker's stream once its messages have been sent."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Let a worker in, and give it `record` (of `record_clock`; -1: the run's first values) where it is to put one back.
+
+    `body` goes beside what shard 0 itself says of the worker. `acked` is the clock at which a fresh process continues (None: it knows its
+    place). `init`: it is rank 0 and is to give the run's first values; it has not joined. A driver that cannot let it in says NotJoined.
+    """
+
+    stream: int
+    body: Mapping[str, Any]
+    acked: int | None = None
+    init: bool = False
+    record: bytes = b""
+    record_clock: int = 0
+
+
+@dataclass(frozen=True)
+class Introduce:
+    """Tell a worker of one that it shares micro-batches with: its rank, its start, and where it listens. The driver adds their key."""
+
+    stream: int
+    rank: int
+    start: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class WishRecords:
+    """In a decided mode: every answer of shard 0 asks for its worker's record, or none does."""
+
+    on: bool
+
+
+# -- to shards ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order to the shard at the end of `link`.
+
+    `most_from_here`: its `most` is filled in when it is sent, with one more than the clocks that shard 0 has of each worker then.
+    """
+
+    link: int
+    order: messages.Order
+    most_from_here: bool = False
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """As it goes to the shard."""
+        return messages.encode_order(self.order)
+
+    def with_most(self, clocks: Callable[[], messages.Clocks]) -> Order:
+        """The same with its `most` filled in, if that is wanted. `clocks` gives those that shard 0 has of each worker now."""
+        if not self.most_from_here or not isinstance(self.order, messages.Restore | messages.Bound):
+            return self
+        return replace(self, order=replace(self.order, most={rank: clock + 1 for rank, clock in clocks().items()}))
+
+
+# -- disk: each is answered by an event, first in, first out -----------------------------------------
+
+
+@dataclass(frozen=True)
+class ClaimTerm:
+    """Answered by TermClaimed, TermUnclaimed or TermFenced."""
+
+    term: int
+
+
+@dataclass(frozen=True)
+class LookForClaim:
+    """Has anybody claimed a higher term? Answered by ClaimSeen or TermFenced."""
+
+    term: int
+
+
+@dataclass(frozen=True)
+class ReadNewest:
+    """Answered by NewestRead or TermFenced. `passed` are names of manifests that are not to be taken."""
+
+    number: int
+    term: int
+    passed: frozenset[str] = frozenset()
+    records: bool = False
+
+
+@dataclass(frozen=True)
+class CommitSnapshot:
+    """Write the records, the buffers and the manifest of a snapshot. Answered by ManifestCommitted, ManifestUncommitted or TermFenced."""
+
+    snapshot: int
+    term: int
+    step: int
+    mode: str
+    final: bool
+    layout: Layout
+    assignment: tuple[int, ...]
+    rule: str
+    tables: tuple[Mapping[str, Any], ...]
+    workers: tuple[WorkerFacts, ...]
+    parts: Mapping[int, Any]
+    """By shard: the `content` of its SnapshotWritten."""
+    records: Mapping[int, bytes] = field(default_factory=dict)
+    """By rank."""
+    initial: bytes = b""
+    """What rank 0 gave at the beginning, where the manifest is to hold it."""
+    buffers: tuple[bytes, ...] = ()
+    """The records that have the model's buffers. What several have, the last one tells."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    request: int | None = None
+    """The checkpoint.request that it answers."""
+
+
+@dataclass(frozen=True)
+class SweepOrphans:
+    """Delete what snapshots below number `before` have left and no manifest names. No answer."""
+
+    term: int
+    before: int
+
+
+@dataclass(frozen=True)
+class MeasureRoom:
+    """Answered by RoomMeasured."""
+
+
+@dataclass(frozen=True)
+class ReadWish:
+    """Answered by ModeWished."""
+
+
+# -- this process ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leave:
+    """End this process with `code`; `why` is said where its end is looked at, None where there is nothing to say."""
+
+    code: int
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class LeaveFenced:
+    """End this process: term `term` is another's."""
+
+    term: int
+    why: str
+
+
+Action = (
+    Log | Tell | HangUp | Welcome | Introduce | WishRecords | Order
+    | ClaimTerm | LookForClaim | ReadNewest | CommitSnapshot | SweepOrphans | MeasureRoom | ReadWish
+    | Leave | LeaveFenced
 )  # fmt: skip

@@ -12,10 +12,9 @@ from typing import Any
 
 from psjob.modes import written
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions, checkpoints, ending, events, membership, recovery, updates
-from psjob.protocol.coordinator.actions import Action, Tell
+from psjob.protocol.coordinator import checkpoints, ending, events, membership, recovery, updates
 from psjob.protocol.coordinator.consistency import Told
-from psjob.protocol.coordinator.events import Event, JobFacts, Stream
+from psjob.protocol.coordinator.events import Action, Event, JobFacts, Stream, Tell
 from psjob.protocol.coordinator.members import Member
 from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.wire.frame import Kind
@@ -66,7 +65,7 @@ def _tick(state: CoordinatorState, event: events.Tick) -> None:
     if not state.looking and now - state.looked >= CLAIM_SECONDS and state.search.claimed:
         # A coordinator that nobody speaks to any more (its node was cut off, it stood still) finds its successor here.
         state.looked, state.looking = now, True
-        state.emit(actions.LookForClaim(state.term))
+        state.emit(events.LookForClaim(state.term))
     recovery.tick(state)
     ending.leave(state)
     checkpoints.tick(state)
@@ -145,7 +144,7 @@ def _of_disk(state: CoordinatorState, event: Event) -> bool:
         case events.ClaimSeen():
             state.looking = False
         case events.TermFenced(term, why):
-            state.emit(actions.LeaveFenced(term, why))
+            state.emit(events.LeaveFenced(term, why))
         case events.NewestRead():
             recovery.newest_read(state, event)
         case events.ManifestCommitted():
@@ -213,7 +212,7 @@ def _hello(state: CoordinatorState, stream: Stream) -> None:
             return
         problem = f"worker {stream.rank}: a newer process of this rank is here"
         state.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem, "start": newest[0]}))
-        state.emit(actions.HangUp(stream.id))
+        state.emit(events.HangUp(stream.id))
         return
     if stream.incarnation > newest:
         membership.heartbeat(state, stream.rank)

@@ -17,7 +17,7 @@ from typing import Any
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import written
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions, checkpoints, events, updates
+from psjob.protocol.coordinator import checkpoints, events, updates
 from psjob.protocol.coordinator.events import Stream
 from psjob.protocol.coordinator.members import Member, State
 from psjob.protocol.coordinator.state import CoordinatorState, Question
@@ -202,7 +202,7 @@ def _welcome(state: CoordinatorState, member: Member, clock: int | None) -> None
     }  # fmt: skip
     if state.layout is not None and stream.layout not in ("", state.layout.digest()):
         body["blocks"] = state.layout.to_json()["blocks"]  # a checkpoint of another version may have been cut in another way
-    state.emit(actions.Welcome(stream.id, body, clock, record=record, record_clock=at))
+    state.emit(events.Welcome(stream.id, body, clock, record=record, record_clock=at))
     _introduce(state, member)
     checkpoints.ask_mark(state, member)
     if clock is not None:
@@ -217,7 +217,7 @@ def _introduce(state: CoordinatorState, member: Member) -> None:
         if other.here and other.welcomed:
             for one, told in ((member, other), (other, member)):
                 if one.stream is not None and told.stream is not None and told.stream.listens is not None:
-                    state.emit(actions.Introduce(one.stream.id, told.rank, told.incarnation[0], *told.stream.listens))
+                    state.emit(events.Introduce(one.stream.id, told.rank, told.incarnation[0], *told.stream.listens))
 
 
 def not_joined(state: CoordinatorState, event: events.NotJoined) -> None:
@@ -227,15 +227,15 @@ def not_joined(state: CoordinatorState, event: events.NotJoined) -> None:
     if member is not None:
         member.welcomed, member.joined_in = False, -1
         # No successor: a restore came before it was placed, so it comes again, with rewinds + 1.
-        state.emit(actions.Tell(event.stream, Kind.REWIND))
-    state.emit(actions.HangUp(event.stream))
+        state.emit(events.Tell(event.stream, Kind.REWIND))
+    state.emit(events.HangUp(event.stream))
 
 
 def doubted(state: CoordinatorState, event: messages.AckedDoubted) -> None:
     """What a worker says was acknowledged is above what a shard knows: its lost process may live on, cut off, and answer."""
     peer = state.peers.get(event.shard)
     if peer is not None:
-        state.emit(actions.Order(peer.link, Bound({}), state.sure))
+        state.emit(events.Order(peer.link, Bound({}), state.sure))
 
 
 def resume_sync(shards: Sequence[ShardPosition], records: set[int], exact: bool = True) -> int | None:

@@ -22,7 +22,7 @@ from psjob import contract
 from psjob.layout.blocks import Layout
 from psjob.modes import written
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions, checkpoints, ending, events, membership, updates
+from psjob.protocol.coordinator import checkpoints, ending, events, membership, updates
 from psjob.protocol.coordinator.events import CheckpointFacts, Stream
 from psjob.protocol.coordinator.state import CoordinatorState, ShardPeer
 from psjob.protocol.messages import Adopt, Fence, Finish, Open, Order, Restore, SetUp
@@ -61,7 +61,7 @@ def start(state: CoordinatorState) -> None:
 def claim(state: CoordinatorState) -> None:
     """Claim the present term."""
     state.search.claim_at, state.search.claimed = None, False
-    state.emit(actions.ClaimTerm(state.term))
+    state.emit(events.ClaimTerm(state.term))
 
 
 def term_claimed(state: CoordinatorState, event: events.TermClaimed) -> None:
@@ -85,7 +85,7 @@ def term_unclaimed(state: CoordinatorState, event: events.TermUnclaimed) -> None
     if event.term != state.term:
         return
     if not event.full:
-        state.emit(actions.Leave(1, event.why))
+        state.emit(events.Leave(1, event.why))
         return
     state.search.waits_for = f"{event.why}; this run continues once there is room for a small file"
     state.progress.checkpoint_problem = state.search.waits_for
@@ -103,7 +103,7 @@ def look(state: CoordinatorState) -> None:
     search.asked = search.number
     search.records = state.phase != "reading" and _reads_records(state)
     passed = frozenset(search.damaged) | {name for name, tries in search.failed.items() if tries >= TRIES}
-    state.emit(actions.ReadNewest(search.number, state.term, passed, search.records))
+    state.emit(events.ReadNewest(search.number, state.term, passed, search.records))
 
 
 def newest_read(state: CoordinatorState, event: events.NewestRead) -> None:
@@ -126,7 +126,7 @@ def newest_read(state: CoordinatorState, event: events.NewestRead) -> None:
     foreign = job.resume_from and (found is None or found.folder != job.folder)
     if foreign and (refused := _cannot_resume(state, found, why)) is not None:
         if state.source is None:
-            state.emit(actions.Leave(contract.EXIT_REFUSED, refused))
+            state.emit(events.Leave(contract.EXIT_REFUSED, refused))
             return
         found = None
     if state.phase == "reading":
@@ -152,7 +152,7 @@ def _begin(state: CoordinatorState, found: CheckpointFacts | None, why: str) -> 
         said = f" ({why})" if why else ""
         _leave_lost(state, f"no valid manifest in {state.job.folder}, though this run had a checkpoint{said}")
         return
-    state.emit(actions.SweepOrphans(state.term, state.snapshots.number + 1))
+    state.emit(events.SweepOrphans(state.term, state.snapshots.number + 1))
     state.source = found
     if found is not None:
         ending.take_mode_of(state, found)
@@ -213,7 +213,7 @@ def _none_found(state: CoordinatorState, why: str) -> None:
 
 def _leave_lost(state: CoordinatorState, why: str) -> None:
     """No checkpoint is left to continue from, though there was one."""
-    state.emit(actions.Leave(contract.EXIT_CHECKPOINT_LOST, why))
+    state.emit(events.Leave(contract.EXIT_CHECKPOINT_LOST, why))
 
 
 def _cannot_resume(state: CoordinatorState, made: CheckpointFacts | None, why: str) -> str | None:
@@ -254,10 +254,10 @@ def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
     """A shard says hello on a new stream."""
     index, known = hello.index, state.peers.get(hello.index)
     if known is not None and hello.attempt < known.attempt:
-        state.emit(actions.Order(hello.link, Fence(state.term)))
+        state.emit(events.Order(hello.link, Fence(state.term)))
         return
     if known is not None and hello.attempt > known.attempt:  # it may live on behind a node that is cut off, and workers with it
-        state.emit(actions.Order(known.link, Fence(max(state.term, hello.term))))
+        state.emit(events.Order(known.link, Fence(max(state.term, hello.term))))
     peer = ShardPeer(hello.link, hello.attempt, hello.serving, hello.restore_id, hello.mode, hello.carried)
     state.peers[index] = peer
     state.blank.discard(index)
@@ -333,7 +333,7 @@ def _initialise(state: CoordinatorState, stream: Stream) -> None:
     state.order_all(SetUp(initialization.setup, stream.table, state.rule, state.term, written(state.mode), state.tables))
     assignment = list(state.assignment)
     body = {"init": True, "term": state.term, "clock": 0, "restore_id": state.restore_id, "assignment": assignment}
-    state.emit(actions.Welcome(stream.id, body, init=True))
+    state.emit(events.Welcome(stream.id, body, init=True))
 
 
 def first_buffers(state: CoordinatorState, rank: int, buffers: bytes) -> None:
@@ -443,7 +443,7 @@ def _order_restores(state: CoordinatorState, found: CheckpointFacts) -> None:
     for index, peer in state.peers.items():
         if index in state.only:
             peer.serving = False
-            state.emit(actions.Order(peer.link, order, state.sure))
+            state.emit(events.Order(peer.link, order, state.sure))
         else:
             state.order(index, Adopt(state.term))
 
@@ -538,7 +538,7 @@ def _let_in(state: CoordinatorState) -> None:
 def worker_came(state: CoordinatorState, stream: Stream) -> None:
     """A worker said hello: welcome it, make it rewind, or let it wait."""
     if state.phase == "finished":
-        state.emit(actions.Tell(stream.id, Kind.FINISHED))
+        state.emit(events.Tell(stream.id, Kind.FINISHED))
         ending.came_back(state, stream)
         return
     if state.phase == "reading":
@@ -589,7 +589,7 @@ def tick(state: CoordinatorState) -> None:
         state.said_why = now
         why = reason(state, now)
         for stream in state.waiting.values():
-            state.emit(actions.Tell(stream.id, Kind.WAITING, {"reason": why}))
+            state.emit(events.Tell(stream.id, Kind.WAITING, {"reason": why}))
     check_initialised(state)
 
 

@@ -15,10 +15,9 @@ from psjob import contract
 from psjob.layout.blocks import Layout, assign
 from psjob.modes import ServedMode, written
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions, events
-from psjob.protocol.coordinator.actions import Action
+from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.decisions import Decisions, Orders
-from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream
+from psjob.protocol.coordinator.events import Action, CheckpointFacts, JobFacts, Stream
 from psjob.protocol.coordinator.members import Members
 from psjob.protocol.coordinator.report import JobProgress, StageReport
 from psjob.protocol.coordinator.schedule import SnapshotSchedule
@@ -311,17 +310,17 @@ class CoordinatorState:
         """Do this, after what was said before. Nothing follows the end of the process."""
         if not self.ended:
             self.out.append(action)
-            self.ended = isinstance(action, actions.Leave | actions.LeaveFenced)
+            self.ended = isinstance(action, events.Leave | events.LeaveFenced)
 
     def log(self, level: str, text: str) -> None:
         """Write a line."""
-        self.emit(actions.Log(level, text))
+        self.emit(events.Log(level, text))
 
     def tell(self, rank: int, kind: Kind, **fields: Any) -> None:
         """Tell a worker that has said hello."""
         stream = self.members[rank].stream
         if stream is not None:
-            self.emit(actions.Tell(stream.id, kind, **fields))
+            self.emit(events.Tell(stream.id, kind, **fields))
 
     def tell_all(self, kind: Kind, **fields: Any) -> None:
         """Tell every worker that is there."""
@@ -331,17 +330,17 @@ class CoordinatorState:
 
     def rewind(self, stream: int) -> None:
         """Let a worker begin again in the mode of this job."""
-        self.emit(actions.Tell(stream, Kind.REWIND, {"mode": written(self.mode)}))
-        self.emit(actions.HangUp(stream))
+        self.emit(events.Tell(stream, Kind.REWIND, {"mode": written(self.mode)}))
+        self.emit(events.HangUp(stream))
 
     def refuse(self, stream: int, why: str) -> None:
         """End a worker's process with a sentence for the person who runs the script."""
-        self.emit(actions.Tell(stream, Kind.ERROR, {"code": "refused", "error": why}))
-        self.emit(actions.HangUp(stream))
+        self.emit(events.Tell(stream, Kind.ERROR, {"code": "refused", "error": why}))
+        self.emit(events.HangUp(stream))
 
     def order(self, index: int, order: Order) -> None:
         """Order one shard."""
-        self.emit(actions.Order(self.peers[index].link, order))
+        self.emit(events.Order(self.peers[index].link, order))
 
     def order_all(self, order: Order, but: Set[int] = frozenset()) -> None:
         """Order all shards, shard 0 last: it carries an order out at once."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from psjob.protocol import messages
-from psjob.protocol.coordinator import actions
+from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.decisions import DecisionOrder, Decisions, Orders
 from psjob.protocol.coordinator.events import WorkerFacts
 from psjob.protocol.coordinator.schedule import Snapshot
@@ -102,7 +102,7 @@ def wait_for_records(state: CoordinatorState) -> bool:
         return False
     if updates.wished is None:
         updates.wished = state.now
-        state.emit(actions.WishRecords(True))
+        state.emit(events.WishRecords(True))
     return state.now - updates.wished < WISH_SECONDS
 
 
@@ -139,7 +139,7 @@ def snapshot_is_over(state: CoordinatorState, updates: CoordinatedUpdates) -> No
     """No snapshot is due or under way any more."""
     if updates.wished is not None:
         updates.wished = None
-        state.emit(actions.WishRecords(False))
+        state.emit(events.WishRecords(False))
 
 
 # -- the norm of a gradient ----------------------------------------------------------------------------

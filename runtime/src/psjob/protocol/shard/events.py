@@ -1,11 +1,32 @@
-"""What a shard's machine hears: orders of the coordinator, and what becomes of its own actions."""
+"""What a shard's machine hears, which is orders of the coordinator and what becomes of its own actions; and what it wants done.
+
+Actions are carried out in order; results come back as events.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
 
-from psjob.protocol.messages import Order, ShardPosition, SnapshotWritten
+from psjob.layout.blocks import TensorSpec
+from psjob.protocol.messages import (
+    Bound,
+    Clip,
+    Clocks,
+    Decide,
+    Incarnation,
+    MemoryReady,
+    Order,
+    Prepare,
+    ShardMessage,
+    ShardPosition,
+    SnapshotVoided,
+    SnapshotWritten,
+    Where,
+    WorkerPositions,
+)
 
 
 @dataclass(frozen=True)
@@ -89,13 +110,6 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Memory for the snapshot after `number` is ready."""
-
-    number: int
-
-
-@dataclass(frozen=True)
 class Armed:
     """Every block and table knows at which step it is to be held."""
 
@@ -118,18 +132,6 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Wrote:
-    """The files of a snapshot are durable."""
-
-    written: SnapshotWritten
-
-    @property
-    def snapshot(self) -> int:
-        """The snapshot's number."""
-        return self.written.snapshot
-
-
-@dataclass(frozen=True)
 class Failed:
     """The files of a snapshot could not be written, and are deleted. `full`: for want of room."""
 
@@ -141,13 +143,6 @@ class Failed:
 @dataclass(frozen=True)
 class GaveUp:
     """The writer of a snapshot that was given up has stopped."""
-
-    snapshot: int
-
-
-@dataclass(frozen=True)
-class Discarded:
-    """Nothing of a snapshot is left on this shard's disk."""
 
     snapshot: int
 
@@ -172,15 +167,6 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class LookedUp:
-    """The answer to `LookUp`: by rank, complete clocks and blocks of the open clock."""
-
-    ask: int
-    position: ShardPosition
-    rows: Mapping[int, tuple[int, int]]
-
-
-@dataclass(frozen=True)
 class RunIsOver:
     """The run's folder holds a final manifest."""
 
@@ -191,6 +177,206 @@ class Terminated:
 
 
 Event = (
-    Begin | TookUp | Tick | Ordered | Connected | Unreached | Lost | Misfit | AllInitialised | Marked | Left | Prepared | Armed | TooLate
-    | Held | Wrote | Failed | GaveUp | Discarded | Placed | Unread | LookedUp | RunIsOver | Terminated
+    Begin | TookUp | Tick | Ordered | Connected | Unreached | Lost | Misfit | AllInitialised | Marked | Left | MemoryReady | Armed | TooLate
+    | Held | SnapshotWritten | Failed | GaveUp | SnapshotVoided | Placed | Unread | WorkerPositions | RunIsOver | Terminated
 )  # fmt: skip
+"""What came of an order that the machine passes on is what the coordinator is told."""
+
+
+# -- what it wants done ------------------------------------------------------------------------------
+
+
+class Phase(Enum):
+    """How far this shard is from serving."""
+
+    BLANK = "blank"
+    """No layout yet: a new run, or a shard that waits to hear what to restore."""
+    INIT = "initialising"
+    HELD = "restored"
+    SERVING = "serving"
+
+
+@dataclass(frozen=True)
+class Log:
+    """A line for the process's log."""
+
+    level: Literal["debug", "info", "warning"]
+    text: str
+
+
+@dataclass(frozen=True)
+class TellCoordinator:
+    """Tell the coordinator. What cannot be sent is lost, as on a stream that breaks."""
+
+    message: ShardMessage
+
+
+@dataclass(frozen=True)
+class Exit:
+    """End this process with a status and, unless it is empty, a sentence. `fenced`: the term of who took its place."""
+
+    code: int
+    text: str = ""
+    fenced: int | None = None
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Open a stream to the coordinator after so many seconds; then Connected or Unreached."""
+
+    after: float
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Say hello on a stream."""
+
+    stream: int
+    serving: bool
+    term: int
+    restore_id: int
+    mode: str
+    carried: int | None
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """Close a stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class TellArrivals:
+    """Tell the coordinator again what no order has named: in a decided mode every whole push, else the squares of the update that waits."""
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The shard is in `phase` and `term`; a stream from before restore `restored_by` may not push any more."""
+
+    phase: Phase
+    term: int
+    restored_by: int
+
+
+@dataclass(frozen=True)
+class TakeTerm:
+    """The shard's term is this one."""
+
+    term: int
+
+
+@dataclass(frozen=True)
+class AdoptMode:
+    """Serve in another mode; blocks are laid out anew."""
+
+    mode: str
+
+
+@dataclass(frozen=True)
+class LayOut:
+    """Empty blocks and tables of a new run; Initialised when each has its first values."""
+
+    table: tuple[TensorSpec, ...]
+    rule: str
+    tables: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class DropSessions:
+    """End every worker's stream; with `rewind` the workers begin again from the checkpoint."""
+
+    rewind: bool
+
+
+@dataclass(frozen=True)
+class Read:
+    """Read this shard's part of a manifest and put it in place, then Placed or Unread. An earlier reading is given up."""
+
+    reading: int
+    folder: str
+    manifest: str
+
+
+@dataclass(frozen=True)
+class SetFences:
+    """Processes of workers below these may not speak; `most` are the clocks that may have been acknowledged before."""
+
+    fences: Mapping[int, Incarnation]
+    most: Clocks
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Workers may push."""
+
+    term: int
+    restore_id: int
+
+
+@dataclass(frozen=True)
+class NoteLeft:
+    """A worker has left at a clock, as the coordinator knows."""
+
+    rank: int
+    clock: int
+
+
+@dataclass(frozen=True)
+class AskRecords:
+    """Answers of version `step` ask their worker for its resume record; -1: none does."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Hold every block and table at `step` (-1: now): Armed or TooLate, and Held."""
+
+    snapshot: int
+    step: int
+    base: int | None
+    clocks: Clocks | None
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write what is held, then SnapshotWritten, Failed or GaveUp. It waits for disk work that was asked for before."""
+
+    snapshot: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Nothing is held for a snapshot any more, and its writer stops."""
+
+    snapshot: int
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Delete the files of a snapshot, after disk work that was asked for before; then SnapshotVoided."""
+
+    snapshot: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """Workers that marked for a snapshot may continue."""
+
+    snapshot: int
+
+
+@dataclass(frozen=True)
+class TellFinished:
+    """Tell every worker that the run is over."""
+
+
+Action = (
+    Log | TellCoordinator | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeTerm | AdoptMode | LayOut | DropSessions | Read
+    | SetFences | Bound | Serve | Decide | Clip | Where | Prepare | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard | Release
+    | TellFinished
+)  # fmt: skip
+"""Of the coordinator's orders these are carried out as they are: Bound; Decide, with Misfit where it does not fit; Clip; Where, with
+WorkerPositions; Prepare, with MemoryReady."""

@@ -14,26 +14,8 @@ from enum import Enum
 from psjob import contract, modes
 from psjob.modes import ServedMode
 from psjob.protocol import messages as o
-from psjob.protocol.messages import Prepare, TakeSnapshot
-from psjob.protocol.shard import actions as a
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard.actions import (
-    Action,
-    AskRecords,
-    Dial,
-    Discard,
-    Exit,
-    GiveUp,
-    HangUp,
-    Hold,
-    Log,
-    MakeReady,
-    NoteLeft,
-    Phase,
-    Release,
-    TellCoordinator,
-    Write,
-)
+from psjob.protocol.shard.events import Action, Phase
 
 PROGRESS_SECONDS = 1.0
 """So often a shard that writes or reads says how far it is."""
@@ -85,27 +67,25 @@ class ShardMachine:
             case e.Misfit():
                 actions += self._misfit(event.why, now)
             case e.AllInitialised() if self.phase is Phase.INIT:
-                actions.append(a.TellCoordinator(o.Initialised(self.index, self.setup)))
+                actions.append(e.TellCoordinator(o.Initialised(self.index, self.setup)))
             case e.Marked():
                 actions += self.snapshots.marked(event.rank, event.snapshot)
             case e.Left():
                 actions += self.snapshots.left(event.rank)
-            case e.Prepared():
-                actions.append(a.TellCoordinator(o.MemoryReady(self.index, event.number)))
-            case e.Armed() | e.TooLate() | e.Held() | e.Wrote() | e.Failed() | e.GaveUp() | e.Discarded():
+            case o.MemoryReady() | o.SnapshotVoided() | o.WorkerPositions():
+                actions.append(e.TellCoordinator(event))
+            case e.Armed() | e.TooLate() | e.Held() | o.SnapshotWritten() | e.Failed() | e.GaveUp():
                 actions += self.snapshots.result(event)
             case e.Placed():
                 actions += self._placed(event)
             case e.Unread():
                 actions += self._unread(event)
-            case e.LookedUp():
-                actions.append(a.TellCoordinator(o.WorkerPositions(self.index, event.ask, event.position, event.rows)))
             case e.RunIsOver():
                 actions += self._finish(now)
             case e.Terminated():
                 actions += self._stop(now)
         if self.link is not None and self.link.begun and self.link.stream is None:
-            return [action for action in actions if not isinstance(action, a.TellCoordinator)]
+            return [action for action in actions if not isinstance(action, e.TellCoordinator)]
         return actions
 
     # -- orders --------------------------------------------------------------------------------
@@ -116,34 +96,30 @@ class ShardMachine:
                 return self._set_up(order)
             case o.Restore():
                 return self._restore(order)
-            case o.Bound():
-                return [a.SetMost(order.most)]
+            case o.Bound() | o.Where():
+                return [order]
             case o.Open():
                 return self._open(order)
             case o.Adopt():
                 self.term = max(self.term, order.term)
-                return [a.TakeTerm(self.term)]
+                return [e.TakeTerm(self.term)]
             case o.Prepare():
                 return self.snapshots.prepare(order)
             case o.TakeSnapshot():
                 return self.snapshots.order(order)
             case o.Void():
                 return self.snapshots.void(order.snapshot)
-            case o.Decide():
-                return [a.CarryOut(order)] if self.phase is Phase.SERVING else []
-            case o.Clip():
-                return [a.MakeClipped(order)] if self.phase is Phase.SERVING else []
-            case o.Where():
-                return [a.LookUp(order.ask, order.ranks)]
+            case o.Decide() | o.Clip():
+                return [order] if self.phase is Phase.SERVING else []
             case o.Finish():
                 return self._finish(now)
             case o.Stop():
-                return [a.Exit(contract.EXIT_RETRY)] if self.index else []
+                return [e.Exit(contract.EXIT_RETRY)] if self.index else []
             case o.Fence():
                 text = f"shard {self.index}: a newer process of this shard is here (term {order.term})"
-                return [a.Exit(contract.EXIT_FENCED, text, order.term)]
+                return [e.Exit(contract.EXIT_FENCED, text, order.term)]
             case o.Unknown():
-                return [a.Log("warning", f"an order that this version does not know: {order.word}")]
+                return [e.Log("warning", f"an order that this version does not know: {order.word}")]
             case o.Nothing():
                 return []
 
@@ -152,27 +128,27 @@ class ShardMachine:
         self.snapshots.begin()
         self.reading = self._held = None
         self.phase, self.term, self.setup = Phase.INIT, order.term, order.setup
-        actions += [a.TakeTerm(self.term), *self._adopt(order.mode), a.LayOut(order.table, order.rule, order.tables)]
-        return [*actions, a.DropSessions(rewind=False)]  # rank 0 may have sent its values already, to a set-up before this one
+        actions += [e.TakeTerm(self.term), *self._adopt(order.mode), e.LayOut(order.table, order.rule, order.tables)]
+        return [*actions, e.DropSessions(rewind=False)]  # rank 0 may have sent its values already, to a set-up before this one
 
     def _restore(self, order: o.Restore) -> list[Action]:
         """Read a manifest. What is being read, or was read and not served, is not read again for another restore."""
         actions = self.snapshots.drop()
         adopted = self._adopt(order.mode)
         self.term, self.restored_by = order.term, order.restore_id
-        drop = a.DropSessions(bool(adopted) or self.mode.rewinds_together)
+        drop = e.DropSessions(bool(adopted) or self.mode.rewinds_together)
         if self._held is not None and not adopted and _same(self._held[0], order):
             placed = self._held[1]
             self._held = (order, placed)
-            return [*actions, a.Reset(Phase.HELD, self.term, self.restored_by), drop, *self._tell_restored(order, placed)]
+            return [*actions, e.Reset(Phase.HELD, self.term, self.restored_by), drop, *self._tell_restored(order, placed)]
         self.phase, self._held = Phase.BLANK, None
-        actions += [a.Reset(Phase.BLANK, self.term, self.restored_by), *adopted, drop]
+        actions += [e.Reset(Phase.BLANK, self.term, self.restored_by), *adopted, drop]
         if self.reading is not None and not adopted and _same(self.reading.order, order):
             self.reading.order = order
             return actions
         self._readings += 1
         self.reading = Reading(self._readings, order)
-        return [*actions, a.Read(self._readings, order.folder, order.manifest)]
+        return [*actions, e.Read(self._readings, order.folder, order.manifest)]
 
     def _placed(self, event: e.Placed) -> list[Action]:
         if self.reading is None or self.reading.number != event.reading:
@@ -186,31 +162,31 @@ class ShardMachine:
         if self.reading is None or self.reading.number != event.reading:
             return []
         order, self.reading = self.reading.order, None
-        return [a.TellCoordinator(o.Unrestored(self.index, order.restore_id, event.why, event.damaged))]
+        return [e.TellCoordinator(o.Unrestored(self.index, order.restore_id, event.why, event.damaged))]
 
     def _tell_restored(self, order: o.Restore, placed: e.Placed) -> list[Action]:
         restored = o.ShardRestored(self.index, order.restore_id, placed.position, placed.complete)
-        return [a.SetFences(order.fences, order.most), a.TellCoordinator(restored)]
+        return [e.SetFences(order.fences, order.most), e.TellCoordinator(restored)]
 
     def _open(self, order: o.Open) -> list[Action]:
         if self.phase is Phase.BLANK:
-            return [a.Log("warning", f"an order to serve term {order.term} came to a shard without blocks; it is left")]
+            return [e.Log("warning", f"an order to serve term {order.term} came to a shard without blocks; it is left")]
         self.phase, self._held = Phase.SERVING, None
         self.term, self.restore_id = order.term, order.restore_id
-        return [a.Serve(order.term, order.restore_id)]
+        return [e.Serve(order.term, order.restore_id)]
 
     def _take_up(self, event: e.TookUp) -> list[Action]:
         """To the others a stream broke: what this process says of itself is what the one before it said."""
         self.mode, self.phase = modes.read(event.mode), Phase.SERVING
         self.term, self.restore_id, self.restored_by = event.term, event.restore_id, event.restored_by
         self.snapshots.begin(event.left)
-        return [a.Serve(event.term, event.restore_id)]
+        return [e.Serve(event.term, event.restore_id)]
 
     def _adopt(self, mode: str) -> list[Action]:
         if mode == modes.written(self.mode):
             return []
         self.mode = modes.read(mode)
-        return [a.AdoptMode(mode)]
+        return [e.AdoptMode(mode)]
 
     # -- the link, the clock -------------------------------------------------------------------
 
@@ -218,23 +194,23 @@ class ShardMachine:
         """Say hello. The coordinator has forgotten a snapshot that was in flight; what it has to hear is said again."""
         serving = self.phase is Phase.SERVING
         said: list[Action] = [
-            a.Hello(event.stream, serving, self.term, self.restore_id, modes.written(self.mode), event.carried),
-            a.TellArrivals(),
+            e.Hello(event.stream, serving, self.term, self.restore_id, modes.written(self.mode), event.carried),
+            e.TellArrivals(),
         ]
         if self._stopping:
-            said.append(a.TellCoordinator(o.Terminating(self.index)))
+            said.append(e.TellCoordinator(o.Terminating(self.index)))
         return said + self.snapshots.drop()
 
     def _misfit(self, why: str, now: float) -> list[Action]:
         """An order broke off: only a restore brings this shard to where the others are."""
         if self.link is not None and self.link.begun:
             return self.link.hang_up(why, now)
-        return [a.Exit(1, why)] if self.index == 0 else [a.Log("warning", why)]
+        return [e.Exit(1, why)] if self.index == 0 else [e.Log("warning", why)]
 
     def _tick(self, event: e.Tick, now: float) -> list[Action]:
         actions: list[Action] = []
         if self._ends is not None and now >= self._ends[0]:
-            actions.append(a.Exit(self._ends[1]))
+            actions.append(e.Exit(self._ends[1]))
         moved: o.BytesMoved | None = None
         if self.reading is not None:
             moved = o.BytesMoved(self.index, "reading", self.reading.order.restore_id, event.done, event.total)
@@ -244,7 +220,7 @@ class ShardMachine:
             self._told = float("-inf")
         elif now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            actions.append(a.TellCoordinator(moved))
+            actions.append(e.TellCoordinator(moved))
         return actions
 
     # -- ending --------------------------------------------------------------------------------
@@ -254,7 +230,7 @@ class ShardMachine:
         self.final = True
         if self.index and self._ends is None:
             self._ends = (now + FINISH_SECONDS, contract.EXIT_DONE)
-        return [a.TellFinished()]
+        return [e.TellFinished()]
 
     def _stop(self, now: float) -> list[Action]:
         if self.index == 0:
@@ -262,7 +238,7 @@ class ShardMachine:
         self._stopping = True
         if self._ends is None:
             self._ends = (now + STOP_SECONDS, contract.EXIT_RETRY)
-        return [a.TellCoordinator(o.Terminating(self.index))]
+        return [e.TellCoordinator(o.Terminating(self.index))]
 
 
 def _same(one: o.Restore, other: o.Restore) -> bool:
@@ -282,7 +258,7 @@ class Stage(Enum):
 class HeldSnapshot:
     """The snapshot in flight. `missing` are workers whose mark it waits for."""
 
-    order: TakeSnapshot
+    order: o.TakeSnapshot
     stage: Stage
     missing: set[int]
     ready: bool = False
@@ -303,7 +279,7 @@ class ShardSnapshots:
         self.current: HeldSnapshot | None = None
         self._writer: int | None = None
         """The snapshot whose writer runs; it may have been given up."""
-        self._next: TakeSnapshot | None = None
+        self._next: o.TakeSnapshot | None = None
         """A snapshot that begins when that writer, whose snapshot was given up, has stopped."""
         self._unsettled: set[int] = set()
         """Snapshots that were written and are neither committed nor void, as far as this shard knows."""
@@ -319,36 +295,36 @@ class ShardSnapshots:
         """Blocks were set up or restored: all ranks except `left` are live."""
         self.live = set(range(self._workers)) - set(left)
 
-    def prepare(self, order: Prepare) -> list[Action]:
+    def prepare(self, order: o.Prepare) -> list[Action]:
         """Memory for the next snapshot; who holds or writes one has it already."""
         if self.current is not None or self._writer is not None:
-            return [TellCoordinator(o.MemoryReady(self._index, order.number))]
-        return [MakeReady(order.number, order.base)]
+            return [e.TellCoordinator(o.MemoryReady(self._index, order.number))]
+        return [order]
 
-    def order(self, order: TakeSnapshot) -> list[Action]:
+    def order(self, order: o.TakeSnapshot) -> list[Action]:
         """Begin a snapshot. One that is still in flight is given up: the coordinator has forgotten it."""
         actions = self._settle(order)
         actions += self.drop()
         if self._writer is not None:
             if order.clocks is not None:  # decisions come before that writer has stopped, and blocks would hold more than these clocks
                 why = f"the files of snapshot {self._writer} are still being given up"
-                return [*actions, TellCoordinator(o.SnapshotLate(self._index, order.snapshot, why))]
+                return [*actions, e.TellCoordinator(o.SnapshotLate(self._index, order.snapshot, why))]
             self._next = order
             return actions
-        actions += [AskRecords(order.step), *(NoteLeft(rank, clock) for rank, clock in sorted(order.left.items()))]
+        actions += [e.AskRecords(order.step), *(e.NoteLeft(rank, clock) for rank, clock in sorted(order.left.items()))]
         self.live -= set(order.left)
         marks = order.marks and order.step < 0
         self.current = HeldSnapshot(order, Stage.MARKING if marks else Stage.HOLDING, set(self.live) if marks else set())
         if order.step >= 0:
             return [*actions, self._hold(order)]
         self.current.ready = True
-        actions.append(TellCoordinator(o.SnapshotReady(self._index, order.snapshot)))
+        actions.append(e.TellCoordinator(o.SnapshotReady(self._index, order.snapshot)))
         return actions + self._hold_if_marked()
 
     def marked(self, rank: int, snapshot: int) -> list[Action]:
         """A worker holds its pushes; a mark that no snapshot waits for is released at once."""
         if self.current is None or self.current.number != snapshot or self.current.stage is not Stage.MARKING:
-            return [Release(snapshot)]
+            return [e.Release(snapshot)]
         self.current.missing.discard(rank)
         return self._hold_if_marked()
 
@@ -360,11 +336,9 @@ class ShardSnapshots:
         self.current.missing.discard(rank)
         return self._hold_if_marked()
 
-    def result(self, event: e.Armed | e.TooLate | e.Held | e.Wrote | e.Failed | e.GaveUp | e.Discarded) -> list[Action]:
+    def result(self, event: e.Armed | e.TooLate | e.Held | o.SnapshotWritten | e.Failed | e.GaveUp) -> list[Action]:
         """What came of an action."""
-        if isinstance(event, e.Discarded):
-            return [TellCoordinator(o.SnapshotVoided(self._index, event.snapshot))]
-        if isinstance(event, (e.Wrote, e.Failed, e.GaveUp)) and self._writer == event.snapshot:
+        if isinstance(event, (o.SnapshotWritten, e.Failed, e.GaveUp)) and self._writer == event.snapshot:
             self._writer = None
             if self._next is not None:
                 following, self._next = self._next, None
@@ -378,19 +352,19 @@ class ShardSnapshots:
             case e.TooLate():
                 self.current = None
                 why = f"blocks are at {event.furthest}, beyond {snapshot.order.step}"
-                return [GiveUp(snapshot.number), AskRecords(-1), TellCoordinator(o.SnapshotLate(self._index, snapshot.number, why))]
+                return [e.GiveUp(snapshot.number), e.AskRecords(-1), e.TellCoordinator(o.SnapshotLate(self._index, snapshot.number, why))]
             case e.Held() if snapshot.stage is Stage.HOLDING:
                 snapshot.stage = Stage.WRITING
                 self._writer = snapshot.number
-                told = [*self._tell_ready(snapshot), TellCoordinator(o.SnapshotHeld(self._index, snapshot.number))]
-                return [*told, Release(snapshot.number), Write(snapshot.number)]
-            case e.Wrote():
+                told = [*self._tell_ready(snapshot), e.TellCoordinator(o.SnapshotHeld(self._index, snapshot.number))]
+                return [*told, e.Release(snapshot.number), e.Write(snapshot.number)]
+            case o.SnapshotWritten():
                 self.current = None
                 self._unsettled.add(snapshot.number)
-                return [TellCoordinator(event.written)]
+                return [e.TellCoordinator(event)]
             case e.Failed():
                 self.current = None
-                return [AskRecords(-1), TellCoordinator(o.SnapshotUnwritten(self._index, snapshot.number, event.why, event.full))]
+                return [e.AskRecords(-1), e.TellCoordinator(o.SnapshotUnwritten(self._index, snapshot.number, event.why, event.full))]
             case e.GaveUp():  # blocks were replaced under the writer
                 return self.drop()
         return []
@@ -402,23 +376,23 @@ class ShardSnapshots:
             self._next = None
         if self.current is not None and self.current.number == number:
             return self.drop()
-        return [AskRecords(-1), Discard(number)]
+        return [e.AskRecords(-1), e.Discard(number)]
 
     def drop(self) -> list[Action]:
         """Give up the snapshot in flight."""
         snapshot, self.current, self._next = self.current, None, None
         if snapshot is None:
             return []
-        return [AskRecords(-1), GiveUp(snapshot.number), Release(snapshot.number), Discard(snapshot.number)]
+        return [e.AskRecords(-1), e.GiveUp(snapshot.number), e.Release(snapshot.number), e.Discard(snapshot.number)]
 
-    def _settle(self, order: TakeSnapshot) -> list[Action]:
+    def _settle(self, order: o.TakeSnapshot) -> list[Action]:
         """Files of snapshots after the one that the newest manifest holds are nobody's: their void was lost with a stream."""
         base, unsettled = order.base, self._unsettled
         self._unsettled = set()
-        return [] if base is None else [Discard(number) for number in sorted(unsettled) if base < number < order.snapshot]
+        return [] if base is None else [e.Discard(number) for number in sorted(unsettled) if base < number < order.snapshot]
 
-    def _hold(self, order: TakeSnapshot) -> Hold:
-        return Hold(order.snapshot, order.step, order.base, order.clocks)
+    def _hold(self, order: o.TakeSnapshot) -> e.Hold:
+        return e.Hold(order.snapshot, order.step, order.base, order.clocks)
 
     def _hold_if_marked(self) -> list[Action]:
         snapshot = self.current
@@ -431,7 +405,7 @@ class ShardSnapshots:
         if snapshot.ready:
             return []
         snapshot.ready = True
-        return [TellCoordinator(o.SnapshotReady(self._index, snapshot.number))]
+        return [e.TellCoordinator(o.SnapshotReady(self._index, snapshot.number))]
 
 
 AGAIN_SECONDS = 0.1
@@ -464,14 +438,14 @@ class LinkState:
         match event:
             case e.Begin():
                 self._deadline = now + self._seconds
-                return [Dial(0.0)]
+                return [e.Dial(0.0)]
             case e.Connected():
                 self.stream, self._heard, self._limit = event.stream, now, FIRST_SECONDS
             case e.Unreached():
                 if not self.met and self._deadline is not None and now > self._deadline:
                     text = f"the coordinator at {self._address} was not found in {self._seconds:.0f} s; starting again"
-                    return [Exit(contract.EXIT_RETRY, text)]
-                return [Dial(AGAIN_SECONDS)]
+                    return [e.Exit(contract.EXIT_RETRY, text)]
+                return [e.Dial(AGAIN_SECONDS)]
             case e.Ordered() if event.stream is not None and event.stream == self.stream:
                 self.met, self._heard, self._limit = True, now, SILENCE_SECONDS
             case e.Lost() if event.stream == self.stream:
@@ -484,9 +458,9 @@ class LinkState:
         """Give the stream in use up, and dial anew."""
         if self.stream is None:
             return []
-        return [HangUp(self.stream), *self._again(why, now)]
+        return [e.HangUp(self.stream), *self._again(why, now)]
 
     def _again(self, why: str, now: float) -> list[Action]:
         self.stream = None
-        said: list[Action] = [Log("warning", f"stream to the coordinator: {why}")] if why else []
+        said: list[Action] = [e.Log("warning", f"stream to the coordinator: {why}")] if why else []
         return said + self.handle(e.Unreached(), now)

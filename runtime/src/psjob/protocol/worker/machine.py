@@ -13,9 +13,8 @@ from typing import Any
 
 from psjob.modes import ServedMode
 from psjob.protocol.records import PIECE, Piece, RecordsOut
-from psjob.protocol.worker import actions as a
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.actions import Action
+from psjob.protocol.worker.events import Action
 from psjob.wire.frame import Flag, Header, Kind
 
 STOP_SECONDS = 25.0
@@ -88,7 +87,7 @@ class WorkerMachine:
                 return self._not_found(self.links[event.link], now)
             case e.StreamEnded():
                 self.links[event.link].welcomed = False
-                return [] if self.ending is not None else [a.Dial(event.link, BROKEN_SECONDS if event.broken_rule else ENDED_SECONDS)]
+                return [] if self.ending is not None else [e.Dial(event.link, BROKEN_SECONDS if event.broken_rule else ENDED_SECONDS)]
             case e.Welcomed():
                 return self._welcomed(event, now)
             case e.ShardWaits():
@@ -196,12 +195,12 @@ class WorkerMachine:
         new = [link for link in links if link.since is None]
         for link in new:
             link.since = now
-        return [a.Dial(link.index) for link in new]
+        return [e.Dial(link.index) for link in new]
 
     def _not_found(self, link: LinkState, now: float) -> list[Action]:
         if not link.attempt and link.since is not None and now - link.since > self.connect_seconds:
             self._end("lost", f"shard {link.index} at {link.address} was not found in {self.connect_seconds:.0f} s; starting again")
-        return [] if self.ending is not None else [a.Dial(link.index, DIAL_SECONDS)]
+        return [] if self.ending is not None else [e.Dial(link.index, DIAL_SECONDS)]
 
     def _welcomed(self, event: e.Welcomed, now: float) -> list[Action]:
         link = self.links[event.link]
@@ -225,9 +224,9 @@ class WorkerMachine:
         dial = self._dial(self.links, now) if self.joined or event.init else []
         return [
             *dial,
-            a.SendHyperparameters(link.index),
-            *(a.Resend(link.index, old) for old in again),
-            a.AskRows(link.index),
+            e.SendHyperparameters(link.index),
+            *(e.Resend(link.index, old) for old in again),
+            e.AskRows(link.index),
             *self._relinked(link),
         ]
 
@@ -239,8 +238,8 @@ class WorkerMachine:
                 clock, record, idle = self.last_record
                 made += self._hand_in(clock, record, False, idle)
             elif not self.records.through:
-                made.append(a.SendPieces())
-            made += [a.Send(0, kind, body, self.clock) for kind, body in self.told.items()]
+                made.append(e.SendPieces())
+            made += [e.Send(0, kind, body, self.clock) for kind, body in self.told.items()]
         return made + (self._leave_shard(link) if self.leaving else [])
 
     def _shard_waits(self, event: e.ShardWaits, now: float) -> list[Action]:
@@ -248,7 +247,7 @@ class WorkerMachine:
         if now - self._said <= SAID_SECONDS:
             return []
         self._said = now
-        return [a.Log("WARNING", f"psjob: waiting: {event.text}")]
+        return [e.Log("WARNING", f"psjob: waiting: {event.text}")]
 
     # -- records -----------------------------------------------------------------------------------------
 
@@ -262,9 +261,9 @@ class WorkerMachine:
 
     def _hand_in(self, clock: int, record: bytes, snapshot: bool, idle: tuple[int, int], rides: bool = False) -> list[Action]:
         if len(record) <= PIECE and self.records.through:  # else it would come before one that is older
-            return [a.SendRecord(clock, record, idle, rides)]
+            return [e.SendRecord(clock, record, idle, rides)]
         self.records.add(clock, record, snapshot, idle)
-        return [a.SendPieces()]
+        return [e.SendPieces()]
 
     def _record_has(self, event: e.RecordHas, now: float) -> list[Action]:
         self.records.has(event.record, event.count, now)
@@ -274,7 +273,7 @@ class WorkerMachine:
 
     def _at_step_boundary(self, event: e.AtStepBoundary, now: float) -> list[Action]:
         snapshot = self.snapshot_clock == self.clock
-        made: list[Action] = [a.Store(link.index) for link in self.links if snapshot and self.stores]
+        made: list[Action] = [e.Store(link.index) for link in self.links if snapshot and self.stores]
         mark = stops = False
         if event.record is not None:
             mark, stops = event.settled and self.mark_wanted > 0, event.settled and self.stops
@@ -293,7 +292,7 @@ class WorkerMachine:
     def _mark(self) -> list[Action]:
         """Tell every shard that this worker holds its pushes for the snapshot that wants it."""
         self.holding, self.mark_wanted = self.mark_wanted, 0
-        return [a.Send(link.index, Kind.MARK, None, self.clock, self.holding) for link in self.links]
+        return [e.Send(link.index, Kind.MARK, None, self.clock, self.holding) for link in self.links]
 
     def _released(self, event: e.Released, now: float) -> list[Action]:
         link = self.links[event.link]
@@ -324,7 +323,7 @@ class WorkerMachine:
         self.told[kind] = body
         if kind is Kind.CHECKPOINT:
             self._wished = self.clock
-        return [a.Send(0, kind, body, self.clock)]
+        return [e.Send(0, kind, body, self.clock)]
 
     def _tick(self, now: float) -> list[Action]:
         if self.standing and self.released and now - self._stood > STOP_SECONDS:
@@ -348,7 +347,7 @@ class WorkerMachine:
         self.last_record = self.clock, event.record, event.idle
         self.leaving = True
         made = self._hand_in(self.clock, event.record, True, event.idle)
-        made += [a.Send(0, kind, body, self.clock) for kind, body in self.told.items()]
+        made += [e.Send(0, kind, body, self.clock) for kind, body in self.told.items()]
         for link in reversed(self.links):  # the coordinator's last: it may act on it at once
             made += self._leave_shard(link)
         return made
@@ -357,8 +356,8 @@ class WorkerMachine:
         """Say that this worker is through, to the coordinator once it has the last record."""
         if link.index == 0 and not self.records.through:
             return []
-        store: list[Action] = [a.Store(link.index)] if self.reduces else []
-        return [*store, a.Send(link.index, Kind.LEAVE, None, self.clock)]
+        store: list[Action] = [e.Store(link.index)] if self.reduces else []
+        return [*store, e.Send(link.index, Kind.LEAVE, None, self.clock)]
 
     def _end(self, how: str, message: str = "") -> None:
         """The first ending holds."""

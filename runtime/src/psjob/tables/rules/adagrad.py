@@ -6,9 +6,9 @@ Row-wise Adagrad keeps one sum per row. It is the default of recommenders, since
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import torch
+from torch import Tensor
 
 from psjob.rules.base import Hyperparameters
 from psjob.tables.rules.base import Planes, add_rows, decay, parts, put_rows
@@ -18,16 +18,14 @@ class RowAdagrad:
     """G += g²; w -= lr g / (sqrt(G) + eps), by element (Duchi, Hazan, Singer, JMLR 12, 2011)."""
 
     name = "adagrad"
-    planes: Final[Mapping[str, bool]] = {"sum": True}
-    hyperparameters: Final[Mapping[str, float | bool]] = {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-10, "initial_accumulator_value": 0.0}
+    planes: Mapping[str, bool] = {"sum": True}
+    hyperparameters: Mapping[str, float | bool] = {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-10, "initial_accumulator_value": 0.0}
 
-    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: Tensor, hyperparameters: Hyperparameters) -> dict[str, Tensor | float]:
         """The sum begins at `initial_accumulator_value`."""
         return {"sum": float(hyperparameters["initial_accumulator_value"])}
 
-    def apply(
-        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
-    ) -> None:
+    def apply(self, weights: Tensor, state: Planes, slots: Tensor, grads: Tensor, hyperparameters: Hyperparameters) -> None:
         """One step of the rows."""
         for at, grad in parts(slots, grads):
             decay(weights, at, grad, hyperparameters)
@@ -36,20 +34,14 @@ class RowAdagrad:
             add_rows(weights, at, grad.div_(total.sqrt_().add_(float(hyperparameters["eps"]))).mul_(-float(hyperparameters["lr"])))
 
 
-class RowWiseAdagrad:
+class RowWiseAdagrad(RowAdagrad):
     """G += mean(g²) over the row; w -= lr g / (sqrt(G) + eps) (FBGEMM's EXACT_ROWWISE_ADAGRAD; Naumov et al., DLRM, arXiv 1906.00091)."""
 
     name = "rowwise_adagrad"
-    planes: Final[Mapping[str, bool]] = {"sum": False}
-    hyperparameters: Final[Mapping[str, float | bool]] = {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-8, "initial_accumulator_value": 0.0}
+    planes = {"sum": False}
+    hyperparameters = {**RowAdagrad.hyperparameters, "eps": 1e-8}
 
-    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
-        """The sum begins at `initial_accumulator_value`."""
-        return {"sum": float(hyperparameters["initial_accumulator_value"])}
-
-    def apply(
-        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
-    ) -> None:
+    def apply(self, weights: Tensor, state: Planes, slots: Tensor, grads: Tensor, hyperparameters: Hyperparameters) -> None:
         """One step of the rows."""
         for at, grad in parts(slots, grads):
             decay(weights, at, grad, hyperparameters)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import torch
+from torch import Tensor
 
 from psjob.rules.base import Hyperparameters
-from psjob.tables.rules.base import Planes, add_rows, decay, parts, put_rows
+from psjob.tables.rules.base import BaseRowRule, Planes, add_rows, decay, parts, put_rows
 
 
-class RowAdam:
+class RowAdam(BaseRowRule):
     """As torch.optim.SparseAdam, with the row's own count t in its bias corrections (Kingma, Ba, arXiv 1412.6980).
 
     m += (1 - beta1)(g - m); v += (1 - beta2)(g² - v); w -= lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + eps).
@@ -21,13 +21,7 @@ class RowAdam:
     planes: Final[Mapping[str, bool]] = {"exp_avg": True, "exp_avg_sq": True, "step": False}
     hyperparameters: Final[Mapping[str, float | bool]] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 
-    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
-        """Zeros."""
-        return {}
-
-    def apply(
-        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
-    ) -> None:
+    def apply(self, weights: Tensor, state: Planes, slots: Tensor, grads: Tensor, hyperparameters: Hyperparameters) -> None:
         """One step of the rows."""
         lr, beta1, beta2, eps = (float(hyperparameters[name]) for name in ("lr", "beta1", "beta2", "eps"))
         for at, grad in parts(slots, grads):

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 import torch
+from torch import Tensor
 
 from psjob.rules.base import HasHyperparameters, Hyperparameters
 
 PART: Final = 1 << 17
 """Elements of a part: what a rule computes between two looks at memory stays in the second cache."""
 
-Planes = Mapping[str, torch.Tensor]
+Planes = Mapping[str, Tensor]
 
 
 class RowRule(HasHyperparameters, Protocol):
@@ -24,16 +25,22 @@ class RowRule(HasHyperparameters, Protocol):
     @property
     def planes(self) -> Mapping[str, bool]: ...
 
-    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: Tensor, hyperparameters: Hyperparameters) -> dict[str, Tensor | float]:
         """State of new rows with these weights, where it is not zero."""
 
-    def apply(
-        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
-    ) -> None:
+    def apply(self, weights: Tensor, state: Planes, slots: Tensor, grads: Tensor, hyperparameters: Hyperparameters) -> None:
         """Update rows `slots` (int64, each there once) of `weights` and `state` in place by `grads`, which stay as they are."""
 
 
-def parts(slots: torch.Tensor, grads: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+class BaseRowRule:
+    """What most rules are: the state of a row begins with zeros."""
+
+    def begin(self, weights: Tensor, hyperparameters: Hyperparameters) -> dict[str, Tensor | float]:
+        """Zeros."""
+        return {}
+
+
+def parts(slots: Tensor, grads: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Slots and copies of their gradients, in parts that stay in the cache; a part's copy may be written to until the next."""
     step = max(1, PART // max(1, grads.shape[1]))
     room = torch.empty(min(step, len(slots)), grads.shape[1], dtype=grads.dtype, device="cpu")
@@ -42,12 +49,12 @@ def parts(slots: torch.Tensor, grads: torch.Tensor) -> Iterator[tuple[torch.Tens
         yield slots[start : start + step], room[: len(grad)].copy_(grad)
 
 
-def put_rows(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+def put_rows(plane: Tensor, slots: Tensor, rows: Tensor) -> None:
     """plane[slots] = rows, for slots that are there once."""
     plane.index_copy_(0, slots, rows)
 
 
-def add_rows(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+def add_rows(plane: Tensor, slots: Tensor, rows: Tensor) -> None:
     """plane[slots] += rows, for slots that are there once."""
     if plane.dim() == 1:
         plane.scatter_add_(0, slots, rows)
@@ -55,7 +62,7 @@ def add_rows(plane: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> No
         plane.scatter_add_(0, slots[:, None].expand_as(rows), rows)  # with an index that repeats along the row, whole rows at a time
 
 
-def decay(weights: torch.Tensor, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters) -> None:
+def decay(weights: Tensor, slots: Tensor, grads: Tensor, hyperparameters: Hyperparameters) -> None:
     """grads += weight_decay * weights, for the rows that are touched."""
     if hyperparameters["weight_decay"]:
         grads.add_(weights.index_select(0, slots), alpha=float(hyperparameters["weight_decay"]))

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from psjob.rules import arrays
 from psjob.rules.base import Hyperparameters
 from psjob.rules.reduction import Monoid, ReductionProblem
-from psjob.tables.rules.base import Planes, parts, put_rows
+from psjob.tables.rules.base import BaseRowRule, Planes, parts, put_rows
 
 
 @dataclass(frozen=True)
-class Combine:
+class Combine(BaseRowRule):
     """row = row joined with what was pushed; a row that nobody pushed is the monoid's identity. Sums of int32 are exact or refused."""
 
     name: str
@@ -23,13 +24,7 @@ class Combine:
     planes: ClassVar[Mapping[str, bool]] = {}
     hyperparameters: ClassVar[Mapping[str, float | bool]] = {}
 
-    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
-        """No state."""
-        return {}
-
-    def apply(
-        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
-    ) -> None:
+    def apply(self, weights: Tensor, state: Planes, slots: Tensor, grads: Tensor, hyperparameters: Hyperparameters) -> None:
         """Join rows `grads`. Raises ReductionProblem if a sum is no int32, of whose part no row has changed then."""
         for at, pushed in parts(slots, grads):
             put_rows(weights, at, self.join(weights.index_select(0, at), pushed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import torch
+from torch import Tensor
 
 from psjob.rules.adagrad import Ftrl, ftrl_first, ftrl_step
 from psjob.rules.base import Hyperparameters
@@ -19,13 +19,11 @@ class RowFtrl:
     planes: Final[Mapping[str, bool]] = {"z": True, "n": True}
     hyperparameters: Final[Mapping[str, float | bool]] = Ftrl.hyperparameters
 
-    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
+    def begin(self, weights: Tensor, hyperparameters: Hyperparameters) -> dict[str, Tensor | float]:
         """z of the initial weights."""
         return {"z": ftrl_first(weights, hyperparameters)}
 
-    def apply(
-        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
-    ) -> None:
+    def apply(self, weights: Tensor, state: Planes, slots: Tensor, grads: Tensor, hyperparameters: Hyperparameters) -> None:
         """One step of the rows."""
         planes = (weights, state["z"], state["n"])
         for at, grad in parts(slots, grads):

@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import torch
+from torch import Tensor
 
 from psjob.rules.base import Hyperparameters
-from psjob.tables.rules.base import Planes, add_rows, decay, parts
+from psjob.tables.rules.base import BaseRowRule, Planes, add_rows, decay, parts
 
 
-class RowSGD:
+class RowSGD(BaseRowRule):
     """w -= lr (g + weight_decay w)."""
 
     name = "sgd"
     planes: Final[Mapping[str, bool]] = {}
     hyperparameters: Final[Mapping[str, float | bool]] = {"lr": 1e-3, "weight_decay": 0.0}
 
-    def begin(self, weights: torch.Tensor, hyperparameters: Hyperparameters) -> dict[str, torch.Tensor | float]:
-        """No state."""
-        return {}
-
-    def apply(
-        self, weights: torch.Tensor, state: Planes, slots: torch.Tensor, grads: torch.Tensor, hyperparameters: Hyperparameters
-    ) -> None:
+    def apply(self, weights: Tensor, state: Planes, slots: Tensor, grads: Tensor, hyperparameters: Hyperparameters) -> None:
         """One step of the rows."""
         for at, grad in parts(slots, grads):
             decay(weights, at, grad, hyperparameters)
