@@ -1,7 +1,7 @@
 """By which files a real run comes to the stops of its roads, and what docs/contributing/walk.md says of it.
 
-A road's stops are the functions that the numbered steps of its section name. Its files are those of the calls that lead to a stop, as far as they
-were made on the road: helpers that return before the next stop are not on it, nor is what a thread was in before the road began.
+A road's stops are the functions that the numbered steps of its section name. Its files are those of the calls that lead to a stop, as far
+as they were made on the road. Helpers that return before the next stop are not on it, nor is what a thread was in before the road began.
 """
 
 from __future__ import annotations

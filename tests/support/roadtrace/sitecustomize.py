@@ -1,9 +1,9 @@
 """Writes by which calls the processes of a real run come to the stops of a road, while the folder of this file is on PYTHONPATH.
 
 PSJOBTRACE_STOPS lists the stops as `file:function`, separated by spaces; a method is `Class.method`. When a thread enters one, a line
-`nanoseconds stop file@nanoseconds …` is written to the file that PSJOBTRACE names: the files of the functions of psjob's packages that the thread is in,
-the stop's own last, and when each was entered, or resumed if it is a coroutine. The nanoseconds are of the machine's monotonic clock, which its
-processes share. Within 10 ms a thread writes each stop once.
+`nanoseconds stop file@nanoseconds …` is written to the file that PSJOBTRACE names. It has the files of the functions of psjob's packages
+that the thread is in, the stop's own last, and when each was entered, or resumed if it is a coroutine. The nanoseconds are of the
+machine's monotonic clock, which its processes share. Within 10 ms a thread writes each stop once.
 """
 
 from __future__ import annotations
