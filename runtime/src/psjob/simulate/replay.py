@@ -33,8 +33,8 @@ from psjob.process import config
 from psjob.process.status_client import ask_shard
 from psjob.resume import record
 from psjob.rules.base import Hyperparameters, check_hyperparameters
-from psjob.simulate import trace, words
-from psjob.simulate.engine import NOT_TRAINED, SimulatedWork, SimulationOutcome, WorkerSpeeds
+from psjob.simulate import words
+from psjob.simulate.engine import NOT_TRAINED, SEAL, SimulatedWork, SimulationOutcome, Trace, WorkerSpeeds, trace_rows
 from psjob.simulate.training import Inner, TrainingProblem
 from psjob.simulate.words import label
 from psjob.worker.exits import SessionEnd
@@ -421,7 +421,7 @@ _AGAIN = "write it again with psjob simulate train --replayable --trace FILE"
 class WorkRecording:
     """See `SimulatedWork`: trains `work`, and gives `written` the COLUMNS of every record."""
 
-    def __init__(self, work: SimulatedWork, written: trace.Trace) -> None:
+    def __init__(self, work: SimulatedWork, written: Trace) -> None:
         self.work, self.written = work, written
         written.columns = COLUMNS
         self._arrived = 0
@@ -449,7 +449,7 @@ def seal(path: Path, facts: dict[str, Any]) -> None:
     """End a trace file that is written with a line of `facts` and the SHA-256 of all that stands before it, and of them."""
     body = json.dumps(facts)
     with path.open("rb+") as file:
-        line = json.dumps({trace.SEAL: facts, "sha256": _sha256(file.read(), body)})
+        line = json.dumps({SEAL: facts, "sha256": _sha256(file.read(), body)})
         file.write((("# " if path.suffix == ".csv" else "") + line + "\n").encode())
 
 
@@ -458,7 +458,7 @@ def open_sealed(path: Path) -> dict[str, Any]:
     rows, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
     try:
         told = json.loads(last.removeprefix(b"# "))
-        facts, sha256 = told[trace.SEAL], told["sha256"]
+        facts, sha256 = told[SEAL], told["sha256"]
     except (ValueError, RecursionError, LookupError, TypeError):
         raise ValueError(f"{path}: has no last line to replay by: it is cut short, or no --replayable trace; {_AGAIN}") from None
     if not isinstance(facts, dict) or _sha256(rows + b"\n" * bool(rows), json.dumps(facts)) != sha256:
@@ -469,7 +469,7 @@ def open_sealed(path: Path) -> dict[str, Any]:
 def replay_events(path: Path) -> Iterator[Push | int]:
     """What happened, in order: a worker (by its rank) took its weights, or a push arrived. Raises ValueError for what is no such trace."""
     happened: list[tuple[int, int, Push | int]] = []
-    for number, row in enumerate(trace.trace_rows(path), 1):
+    for number, row in enumerate(trace_rows(path), 1):
         try:
             worker, clock, base, begun, arrived = (int(row[name]) for name in ("worker", "clock", *COLUMNS))
         except (KeyError, TypeError, ValueError):
