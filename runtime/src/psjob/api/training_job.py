@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from psjob import contract
-from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, state, trackers, variables
+from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, trackers, values, variables
 from psjob.api.attachable import (
     AddedGroups,
     Models,
@@ -43,15 +43,15 @@ from psjob.worker import exits
 from psjob.worker.exchange import Exchange, GradientClip, Staging
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.localgroup import session_at
-from psjob.worker.localupdates import LocalRounds, WorkerSideRule
 from psjob.worker.overlap import Overlap, install, tree_of
 from psjob.worker.rows import Carried
+from psjob.worker.session import LocalRounds, WorkerSideRule
 
 JOIN_SECONDS = 5.0
 WATCHED = 8
 """Of so many small parameters it is looked at whether their gradients have changed."""
 TRAINED = "parameters trained"
-OWN = (state.NAME, TRAINED, variables.NAME, EXTRA, scriptchanges.NAME)
+OWN = (values.NAME, TRAINED, variables.NAME, EXTRA, scriptchanges.NAME)
 
 
 def _kept_for(things: Collection[str], kept: record.ResumeRecord) -> record.ResumeRecord:
@@ -153,7 +153,7 @@ class TrainingJob:
         known = [*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))]
         self.variables = variables.Variables(known, resumed)
         psjobs = {
-            state.NAME: state.the_state(),
+            values.NAME: values.the_state(),
             TRAINED: TrainedFlags(model),
             variables.NAME: self.variables,
             scriptchanges.NAME: self.left,
