@@ -19,8 +19,7 @@ import clock
 import torch
 
 import psjob as ps
-from psjob.simulate.engine import Stall, WorkerSpeeds, simulate
-from psjob.simulate.trace import Trace
+from psjob.simulate.engine import Stall, Trace, WorkerSpeeds, simulate
 from psjob.simulate.words import mode_of
 
 WORKERS = 4

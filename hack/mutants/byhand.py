@@ -180,7 +180,7 @@ BY_HAND = (
     ),
     ByHand(
         "ps.state in a record is one step behind",
-        f"{PSJOB}/api/state.py",
+        f"{PSJOB}/api/values.py",
         "        return {**self._restored, **kept}\n",
         '        last, self.__dict__["_last"] = self.__dict__.get("_last", kept), kept\n        return {**self._restored, **last}\n',
         (f"{SAME_STEPS}[steps are counted in ps.state]",),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract
-from psjob.process.status_client import ask_shard
+from psjob.simulate.replay import ask_shard
 from tests.support import warm
 from tests.support.ports import free
 from tests.support.runkeys import RUN, get, key_file

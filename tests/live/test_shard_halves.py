@@ -11,7 +11,7 @@ from torch import nn
 from psjob.process.config import CheckpointConfig, CompressionConfig
 from psjob.process.errors import Refused
 from psjob.resume import record
-from psjob.worker import compression, localupdates
+from psjob.worker import compression, session
 from tests.live.live_shards import Worker, all_well, eventually, serving
 from tests.live.training import batch, build, learn, loss_of, steps, whole_loss
 from tests.support.soaking import rotating
@@ -133,7 +133,7 @@ def recorded(worker: Worker) -> int:
 def test_what_two_keep_for_the_record_is_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Either would fit: a codec's left-out numbers, and the momentum."""
     needs = sum(p.nbytes for p in build().parameters())
-    for module in (localupdates, compression):
+    for module in (session, compression):
         monkeypatch.setattr(module, "LIMIT", needs + 100)
     with serving(tmp_path, workers=1, compression=CompressionConfig("int8"), **SLIM) as shards:
         model = build()

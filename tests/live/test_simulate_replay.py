@@ -15,9 +15,8 @@ from psjob.modes import Async, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsy
 from psjob.process.config import LocalConfig, Place
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.simulate import digits64
-from psjob.simulate.engine import SimulationOutcome, WorkerSpeeds, simulate
+from psjob.simulate.engine import SimulationOutcome, Trace, WorkerSpeeds, simulate
 from psjob.simulate.replay import ServedRun, WorkRecording, mode_settings, open_sealed, play_again, replay_events, seal
-from psjob.simulate.trace import Trace
 from psjob.simulate.training import Digits, Inner, SimulatedTraining
 from tests.live.live_shards import Shards, serving
 from tests.support.simulated import asked

@@ -22,8 +22,8 @@ import pytest
 
 from bench.peers.light_clients import status
 from psjob import contract
-from psjob.process.status_client import ask_shard
 from psjob.shard.status_server import CONNECTIONS, REQUEST_BYTES
+from psjob.simulate.replay import ask_shard
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status, is_healthy
 from psjob_operator.cluster.main import CONNECTIONS as HEALTH_CONNECTIONS

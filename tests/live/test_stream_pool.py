@@ -19,8 +19,8 @@ from psjob.process import supervise
 from psjob.wire import event_loop, reading, tcp, unauthenticated
 from psjob.wire.event_loop import EventLoop, NonBlockingStream, Sending
 from psjob.wire.frame import Header, Kind
+from psjob.wire.handshake import STRANGERS, StreamPool
 from psjob.wire.reading import Pause, ReadRequest, StreamClosed, Wants
-from psjob.wire.stream_pool import STRANGERS, StreamPool
 from psjob.wire.tcp import Stream
 from tests.live.live_shards import SECONDS, eventually
 

@@ -11,8 +11,9 @@ from torch import nn
 
 from psjob.pipeline.predict import Begin
 from psjob.pipeline.random_draws import Draw
-from psjob.pipeline.schedule import Direction, StageWork, TrainingWay
+from psjob.pipeline.schedule import TrainingWay
 from psjob.pipeline.stage import Grads, Micro, OneMemory, StagePart, StageRun, arguments, cut
+from tests.support.pipeline_orders import Direction, StageWork, work_of
 from tests.support.pipeline_reference import Loss, MakeOptimizer, Outcome, Rate, Tensors, Update, expected, owners, version_of
 
 
@@ -63,7 +64,7 @@ class _Running:
         delays = [way.delay(part.index, [1] * len(parts), microbatches) for part in parts]
         buffers = {name: b.clone() for name, b in model.named_buffers()}
         self.stages = [StageRun(part, buffers, recompute=way.recompute, verify=True, in_place=way.in_place) for part in parts]
-        self.work = [way.work(part.index, len(parts), microbatches, len(batches)) for part in parts]
+        self.work = [work_of(way, part.index, len(parts), microbatches, len(batches)) for part in parts]
         self.weights = _Weights(model, owners(parts, delays), delays, way, optimizer, rate, correct)
         first = version_of(self.weights.masters)
         self.memories = [OneMemory({name: first[name] for name in part.parameters}) for part in parts] if way.in_place else None

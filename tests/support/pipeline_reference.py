@@ -6,6 +6,7 @@ schedules, queues or open graphs: runs of stages are compared with it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from torch.utils import _pytree as pytree
 from psjob.pipeline import predict
 from psjob.pipeline.predict import Begin, Corrector
 from psjob.pipeline.random_draws import Calls, Draw
-from psjob.pipeline.schedule import TrainingWay, check_shared, updates_before
+from psjob.pipeline.schedule import TrainingWay, check_shared
 from psjob.pipeline.stage import StagePart, arguments, cut
+from tests.support.pipeline_orders import updates_before
 
 Loss = Callable[[Any, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter], int], torch.optim.Optimizer]
@@ -282,9 +284,94 @@ def expected(
     ahead = dict(now)
     for optimizer, delay in zip(optimizers, delays, strict=True):
         if optimizer is not None and delay:
-            ahead |= {names[id(p)]: tensor.requires_grad_() for p, tensor in predict.of_optimizer(optimizer, delay).items()}
+            ahead |= {names[id(p)]: tensor.requires_grad_() for p, tensor in of_optimizer(optimizer, delay).items()}
     return ahead
 
 
 def _found(wanted: Tensors, grads: Sequence[torch.Tensor | None]) -> Tensors:
     return {name: grad for name, grad in zip(wanted, grads, strict=True) if grad is not None}
+
+
+def momentum_ahead(weights: torch.Tensor, buffer: torch.Tensor, lr: float, momentum: float, delay: int) -> torch.Tensor:
+    """The weights to which SGD's momentum leads in `delay` updates: w - lr (γ - γ^(τ+1))/(1-γ) v.
+
+    The sum of τ steps of torch's SGD with zero gradients. FTPipe, `weight_prediction/sgd.py` (Eliad et al., ATC 2021).
+
+    Args:
+        weights: any shape and dtype of real numbers.
+        buffer: `momentum_buffer` of torch's SGD, of the same shape.
+        lr: learning rate.
+        momentum: γ, from 0 to below 1.
+        delay: τ, 0 or more.
+
+    Raises:
+        ValueError: a momentum or a delay outside its range.
+    """
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum is {momentum}, must be from 0 to below 1")
+    predict._check_delay(delay)
+    return weights - lr * (momentum - momentum ** (delay + 1)) / (1 - momentum) * buffer
+
+
+def adam_ahead(
+    weights: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    step: int,
+    lrs: Sequence[float],
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> torch.Tensor:
+    """The weights to which Adam's first moment leads in len(lrs) updates, the second moment staying as it is.
+
+    Subtracts lr_i β1^i m / (1 - β1^(t+i)) / (sqrt(v / (1 - β2^(t+i))) + eps) for i = 1..τ. FTPipe, `weight_prediction/adam.py`.
+
+    Args:
+        weights: any shape and dtype of real numbers.
+        exp_avg: m of torch's Adam, of the same shape.
+        exp_avg_sq: v of torch's Adam, of the same shape.
+        step: t, the updates that were made.
+        lrs: the learning rate of each of the updates to come.
+        betas: of Adam.
+        eps: of Adam.
+
+    Raises:
+        ValueError: a step below 0.
+    """
+    if step < 0:
+        raise ValueError(f"step is {step}, must be 0 or more")
+    ahead = weights.clone()
+    for later, lr in enumerate(lrs, 1):
+        denominator = (exp_avg_sq.sqrt() / math.sqrt(1 - betas[1] ** (step + later))).add_(eps)
+        ahead.addcdiv_(exp_avg * betas[0] ** later, denominator, value=-lr / (1 - betas[0] ** (step + later)))
+    return ahead
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer, delay: int) -> dict[torch.Tensor, torch.Tensor]:
+    """Each parameter of a torch optimizer, and where it is expected in `delay` updates of the present learning rate: new tensors.
+
+    Raises:
+        ValueError: an optimizer or an option of it that no formula here knows.
+    """
+    predict._check_delay(delay)
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam):
+        raise ValueError(
+            f"weights of {type(optimizer).__name__} cannot be predicted; take torch's SGD or Adam, or a way without prediction"
+        )
+    ahead: dict[torch.Tensor, torch.Tensor] = {}
+    for group in optimizer.param_groups:
+        if option := next((key for key in predict.UNKNOWN if group.get(key)), None):
+            raise ValueError(f"weights of {type(optimizer).__name__} with {option}={group[option]} cannot be predicted; leave {option} out")
+        for p in group["params"]:
+            ahead[p] = _ahead(p.detach(), optimizer.state[p], group, delay)
+    return ahead
+
+
+def _ahead(weights: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, object], delay: int) -> torch.Tensor:
+    lr = float(group["lr"])  # type: ignore[arg-type]
+    if "exp_avg" in state:
+        lrs = [lr] * delay
+        return adam_ahead(weights, state["exp_avg"], state["exp_avg_sq"], int(state["step"]), lrs, group["betas"], group["eps"])  # type: ignore[arg-type]
+    if state.get("momentum_buffer") is not None:
+        return momentum_ahead(weights, state["momentum_buffer"], lr, float(group["momentum"]), delay)  # type: ignore[arg-type]
+    return weights.clone()  # no update was made yet, or there is no momentum: nothing is known of the next

@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-from psjob.api import advice, data, scriptcode, state
+from psjob.api import advice, data, scriptcode, values
 from psjob.api import attach as attaching
 from psjob.api import data as epochs
 from psjob.api.attach import take_over
@@ -249,7 +249,7 @@ def surroundings(here: Place) -> Iterator[None]:
         stack.enter_context(mock.patch("os.register_at_fork"))  # it would keep every session
         stack.enter_context(mock.patch.object(attaching, "current", None))
         stack.enter_context(mock.patch.object(epochs, "worker_place", return_value=here))
-        stack.enter_context(mock.patch.object(state, "_state", state.ScriptState()))
+        stack.enter_context(mock.patch.object(values, "_state", values.ScriptState()))
         scriptcode.is_script_code.cache_clear()
         data.Taken._looked_up.clear()
         try:

@@ -18,8 +18,7 @@ import torch
 from psjob import codecs, rules
 from psjob.codecs.base import CodecKey
 from psjob.rules.base import Hyperparameters
-from psjob.simulate.engine import Outage, WorkerSpeeds, simulate
-from psjob.simulate.trace import Trace
+from psjob.simulate.engine import Outage, Trace, WorkerSpeeds, simulate
 from psjob.simulate.training import Floats, Inner, SimulatedTraining
 from psjob.simulate.words import mode_of
 from tests.simulation.protocol.kernel import Process

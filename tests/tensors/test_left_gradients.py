@@ -17,8 +17,8 @@ from psjob.api import advice
 from psjob.api.attachable import AddedGroups, Pair, joined_pairs, later_groups, next_added
 from psjob.api.consistency import Stepping, Unattached
 from psjob.api.scriptchanges import CHANGED, LOST, UNCLIPPED, LeftGradients, OwnGradients
-from psjob.api.state import renewed
 from psjob.api.training_job import TrainingJob
+from psjob.api.values import renewed
 from psjob.process.errors import Refused
 from psjob.resume import record
 

@@ -16,7 +16,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.worker import localgroup, localreduce
 from psjob.worker.exits import SessionEnd
 from psjob.worker.localgroup import LocalFrame
-from psjob.worker.localreduce import Lying, PodMemory, PodSum, SharedSum, made, make_group, meeting_place
+from psjob.worker.localreduce import Lying, PodMemory, PodSum, made, make_group, meeting_place
 from tests.live.live_shards import eventually
 from tests.support.hardware import DEVICES
 from tests.unit.topo_outputs import FOUR_GB200, FOUR_H100, FOUR_PCIE, ONE_H100, TWO_5090
@@ -250,8 +250,8 @@ def test_a_process_that_lacks_the_memory_of_an_exchange_is_told(monkeypatch: pyt
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert isinstance(found[1], SharedSum)
+    assert isinstance(found[1], PodMemory)
     if asked == "auto":
-        assert isinstance(found[0], SharedSum)
+        assert isinstance(found[0], PodMemory)
     else:
         assert isinstance(found[0], SessionEnd) and "CUDA out of memory" in found[0].message and "localSum" in found[0].message

@@ -20,6 +20,7 @@ from psjob.pipeline.cuts import split_model
 from psjob.rules.base import UpdateFacts, check_hyperparameters
 from tests.support import pipeline_inprocess as inprocess
 from tests.support import pipeline_reference as reference
+from tests.support.pipeline_reference import adam_ahead, momentum_ahead, of_optimizer
 
 LATE: list[schedule.TrainingWay] = [
     schedule.TwoBW(),
@@ -198,7 +199,7 @@ def outcome(train: Any, model: nn.Module, way: schedule.TrainingWay, word: str, 
 
 
 @pytest.mark.parametrize("word", contract.CORRECTIONS[1:])
-@pytest.mark.parametrize("way", LATE, ids=lambda way: f"{way.name}{'-vertical' * way.vertical_sync}")
+@pytest.mark.parametrize("way", LATE, ids=lambda way: f"{type(way).__name__}{'-vertical' * way.vertical_sync}")
 def test_stages_that_run_their_schedules_correct_as_the_reference_does(way: schedule.TrainingWay, word: str) -> None:
     made, wanted, plain = (
         outcome(train, net(), way, how) for train, how in ((inprocess.train, word), (reference.train, word), (reference.train, "none"))
@@ -239,7 +240,7 @@ def trained(make: Any, steps: int = 5) -> tuple[nn.Parameter, torch.optim.Optimi
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_sgd_goes_where_its_momentum_alone_leads(delay: int, momentum: float) -> None:
     p, optimizer = trained(lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=momentum))
-    ahead = predict.of_optimizer(optimizer, delay)[p]
+    ahead = of_optimizer(optimizer, delay)[p]
     before = p.detach().clone()
     for _ in range(delay):
         p.grad = torch.zeros_like(p)
@@ -252,7 +253,7 @@ def test_sgd_goes_where_its_momentum_alone_leads(delay: int, momentum: float) ->
 @pytest.mark.parametrize("delay", [0, 1, 4])
 def test_adam_goes_where_its_first_moment_alone_leads(delay: int) -> None:
     p, optimizer = trained(lambda ps: torch.optim.Adam(ps, lr=0.05, betas=(0.8, 0.95), eps=1e-6))
-    ahead = predict.of_optimizer(optimizer, delay)[p]
+    ahead = of_optimizer(optimizer, delay)[p]
     second = optimizer.state[p]["exp_avg_sq"].clone()
     for _ in range(delay):
         p.grad = torch.zeros_like(p)
@@ -263,7 +264,7 @@ def test_adam_goes_where_its_first_moment_alone_leads(delay: int) -> None:
 
 def test_adam_takes_a_learning_rate_for_each_update_to_come() -> None:
     w, m, v = (torch.tensor([x], dtype=torch.float64) for x in (1.0, 0.5, 0.04))
-    ahead = predict.adam_ahead(w, m, v, 3, [0.1, 0.0, 0.3], (0.9, 0.99), 0.0)
+    ahead = adam_ahead(w, m, v, 3, [0.1, 0.0, 0.3], (0.9, 0.99), 0.0)
     by_hand = 1.0
     for i, lr in ((1, 0.1), (3, 0.3)):
         by_hand -= lr * 0.9**i * 0.5 / (1 - 0.9 ** (3 + i)) / math.sqrt(0.04 / (1 - 0.99 ** (3 + i)))
@@ -273,7 +274,7 @@ def test_adam_takes_a_learning_rate_for_each_update_to_come() -> None:
 
 def test_nothing_is_predicted_before_the_first_update() -> None:
     p, optimizer = trained(lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), steps=0)
-    assert torch.equal(predict.of_optimizer(optimizer, 3)[p], p.detach())
+    assert torch.equal(of_optimizer(optimizer, 3)[p], p.detach())
 
 
 def test_momentum_grows_with_delay_towards_the_highest() -> None:
@@ -302,19 +303,19 @@ def test_the_learning_rate_of_late_stages_begins_low() -> None:
 def test_an_optimizer_without_a_formula_is_refused(make: Any, says: str) -> None:
     _, optimizer = trained(make)
     with pytest.raises(ValueError, match=says):
-        predict.of_optimizer(optimizer, 1)
+        of_optimizer(optimizer, 1)
 
 
 def test_numbers_out_of_range_are_refused() -> None:
     w = torch.zeros(1)
     with pytest.raises(ValueError, match=r"momentum is 1\.0, must be from 0 to below 1"):
-        predict.momentum_ahead(w, w, 0.1, 1.0, 2)
+        momentum_ahead(w, w, 0.1, 1.0, 2)
     with pytest.raises(ValueError, match="delay is -1, must be 0 or more"):
         predict.lr_by_delay(0.1, -1, 0, 10)
     with pytest.raises(ValueError, match=r"beta is 0\.995"):
         predict.momentum_by_stage(0.995, 1, 4)
     with pytest.raises(ValueError, match="step is -1"):
-        predict.adam_ahead(w, w, w, -1, [0.1])
+        adam_ahead(w, w, w, -1, [0.1])
 
 
 def test_the_rate_of_each_group_goes_by_the_delay() -> None:

@@ -15,10 +15,10 @@ from torch import nn
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split_model
 from psjob.pipeline.random_draws import Calls, Draw
-from psjob.pipeline.schedule import Direction, StageWork
 from psjob.pipeline.stage import ChangedInPlace, StagePart, StageRun, arguments, cut
 from tests.support import pipeline_inprocess as inprocess
 from tests.support import pipeline_reference as reference
+from tests.support.pipeline_orders import Direction, GPipe, StageWork
 from tests.support.pipeline_reference import Outcome
 from tests.support.soaking import rotating
 from tests.tensors.pipeline_models import NET_CUTS, ROW_CUTS, Mean, Net, net_loss, row, tokens
@@ -78,7 +78,7 @@ def in_turn(given: Sequence[schedule.TrainingWay], sizes: Sequence[tuple[int, in
     ]
 
 
-FLUSH = [schedule.Flush("gpipe"), schedule.Flush("1f1b"), schedule.Flush("1f1b", recompute=True)]
+FLUSH = [GPipe(), schedule.Flush(), schedule.Flush(recompute=True)]
 SIZES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 4), (4, 8)]
 
 
@@ -192,7 +192,13 @@ def test_pipedream_is_the_rule_of_its_paper(vertical_sync: bool) -> None:
     """w_{t+1} = w_t - lr g(w_0^(t-K+1), …, w_{K-1}^(t)); with vertical sync all of them are of t-K+1."""
     model, batches = tanh(), points(6)
     found = inprocess.train(
-        model, LOSS, batches, parts=split_model(model, [2, 4]), way=schedule.PipeDream(vertical_sync), microbatches=1, optimizer=plain_sgd
+        model,
+        LOSS,
+        batches,
+        parts=split_model(model, [2, 4]),
+        way=schedule.PipeDream(vertical_sync=vertical_sync),
+        microbatches=1,
+        optimizer=plain_sgd,
     )
     late = {name: 2 if vertical_sync else 2 - int(name[0]) // 2 for name in model.state_dict()}
     weights = [dict(model.state_dict())]
@@ -271,9 +277,7 @@ def test_weights_pulled_in_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -
         inprocess.train(model, LOSS, tokens(4), **options)
 
 
-@pytest.mark.parametrize(
-    "way", [schedule.Flush(), schedule.Flush("gpipe"), schedule.PipeDream(), schedule.TwoBW(), schedule.FTPipe()], ids=str
-)
+@pytest.mark.parametrize("way", [schedule.Flush(), GPipe(), schedule.PipeDream(), schedule.TwoBW(), schedule.FTPipe()], ids=str)
 def test_stages_hold_no_more_than_the_formulas_say(way: schedule.TrainingWay, monkeypatch: pytest.MonkeyPatch) -> None:
     """Micro-batches in flight, and for PipeDream versions of weights under their graphs."""
     stages, microbatches = 4, 1 if isinstance(way, schedule.PipeDream) else 4
@@ -289,7 +293,7 @@ def test_stages_hold_no_more_than_the_formulas_say(way: schedule.TrainingWay, mo
     monkeypatch.setattr(StageRun, "forward", counting)
     model = row(tied=False)
     inprocess.train(model, LOSS, tokens(8), parts=split_model(model, ROW_CUTS[stages]), way=way, microbatches=microbatches, optimizer=sgd)
-    expected = [4] * stages if way == schedule.Flush("gpipe") else [stages - k for k in range(stages)]
+    expected = [4] * stages if way == GPipe() else [stages - k for k in range(stages)]
     assert flying == expected
     if isinstance(way, schedule.PipeDream):
         assert versions == expected
@@ -330,7 +334,7 @@ def test_frozen_weights_stay() -> None:
 def test_schedules_that_wait_for_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model = row()
     backward_first = [StageWork(Direction.BACKWARD, 0), StageWork(Direction.FORWARD, 0)]
-    monkeypatch.setattr(schedule.Flush, "work", lambda *_: backward_first)
+    monkeypatch.setattr(inprocess, "work_of", lambda *_: backward_first)
     with pytest.raises(RuntimeError, match=r"stages wait for each other after \[0, 0\] pieces of work"):
         inprocess.train(model, LOSS, tokens(1), parts=split_model(model, [5]), way=schedule.Flush(), microbatches=1, optimizer=sgd)
     with pytest.raises(ValueError, match="minibatch 0 has 16 samples for 17 micro-batches; leave it out"):

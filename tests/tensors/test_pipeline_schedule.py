@@ -20,24 +20,21 @@ from psjob.pipeline.cuts import split_model
 from psjob.pipeline.random_draws import Calls, Draw, drawn, generators_of, seed_for
 from psjob.pipeline.schedule import (
     Backward,
-    Direction,
     Flush,
     Forward,
     FTPipe,
     Latest,
     PipeDream,
     StageSchedule,
-    StageWork,
     TrainingWay,
     TwoBW,
     Update,
     Work,
-    one_forward_one_backward,
-    updates_before,
     way_of,
-    without_flush,
 )
 from psjob.pipeline.stage import StageRun, arguments
+from tests.support.pipeline_orders import Direction, StageWork, one_forward_one_backward, updates_before, without_flush
+from tests.support.pipeline_reference import of_optimizer
 
 F, B = Direction.FORWARD, Direction.BACKWARD
 
@@ -145,7 +142,7 @@ def test_the_last_step_alone_tells_where_momentum_leads(delay: int) -> None:
             before = p.detach().clone()
             p.grad = torch.randn(64, generator=draw) + 0.5
             optimizer.step()
-            (wanted,) = predict.of_optimizer(optimizer, delay).values()
+            (wanted,) = of_optimizer(optimizer, delay).values()
             found = predict.from_step(rule, before, p.detach(), step, options, delay)
             torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-4)
     with pytest.raises(ValueError, match=r"weight_decay=0\.1 cannot be predicted; leave weight_decay out"):

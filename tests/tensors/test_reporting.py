@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import psjob as ps
 from psjob.api import trackers
-from psjob.api.state import ScriptState
+from psjob.api.values import ScriptState
 from psjob.checkpoint import disk
 from psjob.process.errors import Refused
 

@@ -8,21 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.pipeline.schedule import (
-    DEFAULT,
-    Direction,
-    Flush,
-    FTPipe,
-    PipeDream,
-    StageWork,
-    TwoBW,
-    double_buffered,
-    gpipe,
-    one_forward_one_backward,
-    stashed,
-    warm_up,
-    without_flush,
-)
+from psjob.pipeline.schedule import Flush, FTPipe, PipeDream, TwoBW, double_buffered, stashed, warm_up
+from tests.support.pipeline_orders import Direction, GPipe, StageWork, gpipe, one_forward_one_backward, without_flush, work_of
 
 F, B = Direction.FORWARD, Direction.BACKWARD
 depth, many = st.integers(1, 6), st.integers(1, 12)
@@ -111,12 +98,11 @@ def test_stages_with_any_replicas_never_wait_for_each_other(replicas: list[int],
 @given(stages=depth, microbatches=many)
 @settings(deadline=None)
 def test_a_flush_idles_by_the_formula_and_no_flush_hardly(stages: int, microbatches: int) -> None:
-    for schedule in ("gpipe", "1f1b"):
-        way = Flush(schedule)
-        orders = {(k, 0): way.work(k, stages, microbatches, 1) for k in range(stages)}
+    for way in (GPipe(), Flush()):
+        orders = {(k, 0): work_of(way, k, stages, microbatches, 1) for k in range(stages)}
         end, busy = run_all(orders, [1] * stages)
         assert 1 - busy[0, 0] / end == pytest.approx((stages - 1) / (microbatches + stages - 1))
-    end, busy = run_all({(k, 0): PipeDream().work(k, stages, 1, 400) for k in range(stages)}, [1] * stages)
+    end, busy = run_all({(k, 0): work_of(PipeDream(), k, stages, 1, 400) for k in range(stages)}, [1] * stages)
     assert end - busy[0, 0] <= 2 * (stages - 1)
 
 
@@ -143,7 +129,6 @@ def test_delays_of_each_way() -> None:
     assert [Flush().delay(k, [1] * 4, 2) for k in range(4)] == [0] * 4
     assert [stashed(k, (15, 1)) for k in range(2)] == [1, 0]
     assert [warm_up(k, (9, 5, 1, 1)) for k in range(4)] == [1, 1, 1, 0]
-    assert TwoBW() == DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -154,7 +139,6 @@ def test_delays_of_each_way() -> None:
         (lambda: double_buffered(4, 3), "microbatches is 3 with 4 stages: 2BW needs at least one for each stage; raise it to 4"),
         (lambda: gpipe(0), "microbatches is 0, must be 1 or more"),
         (lambda: without_flush(0, (2, 1), 4, replica=2), "replica 2 of stage 0: must be 0 to 1"),
-        (lambda: Flush("2f2b"), "schedule is '2f2b', must be '1f1b' or 'gpipe'"),
     ],
 )
 def test_what_cannot_be_is_refused(call: object, says: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.worker.overlap import Readiness, Tree, learned, nothing_learned
+from psjob.worker.overlap import Readiness, learned, nothing_learned
 
 
 def layout(*numels: int, limit: int = 1024) -> Layout:
@@ -84,7 +84,7 @@ def test_a_whole_block_has_a_gradient_of_every_expected_row(steps: list[list[int
 def test_order_of_use_and_who_waits() -> None:
     """`c` never ran by itself: its parent reads it. `d` belongs to nobody who ran."""
     of = layout(200, 200, 200, 200, limit=1024)
-    tree = Tree({"": [], "a.last": [0], "a": [], "a.first": [1], "b": [], "b.c": [2], "d": [3]})
+    tree = {"": [], "a.last": [0], "a": [], "a.first": [1], "b": [], "b.c": [2], "d": [3]}
     use = learned(of, tree, ["a", "a.first", "a.last", "b"])
     assert use.waits == {"a": frozenset(), "a.first": {1}, "a.last": {0}, "b": {2}}
     assert use.at_once == {3}
@@ -93,7 +93,7 @@ def test_order_of_use_and_who_waits() -> None:
 
 def test_a_tied_tensor_is_waited_for_by_both_and_ranked_by_the_first() -> None:
     of = layout(200, 200)
-    use = learned(of, Tree({"": [], "embed": [0], "body": [1], "head": [0]}), ["", "embed", "body"])
+    use = learned(of, {"": [], "embed": [0], "body": [1], "head": [0]}, ["", "embed", "body"])
     assert use.waits == {"": {0}, "embed": {0}, "body": {1}} and use.rank == (0, 1) and use.at_once == frozenset()
 
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psjob.modes import Async, Backup, Bounded, LocalAsync, LocalSGD, Mode, Softsync, Sync, Threshold
-from psjob.simulate.engine import Outage, SimulationOutcome, Stall, WorkerSpeeds, simulate
-from psjob.simulate.trace import Trace, TraceRecord, read_trace
+from psjob.simulate.engine import Outage, SimulationOutcome, Stall, Trace, TraceRecord, WorkerSpeeds, read_trace, simulate
 
 CONSTANT = WorkerSpeeds(mean=100.0, shape=math.inf)
 ROUGH = WorkerSpeeds(spread=0.6, stall=Stall(0.05, 5), slow={2: 1.5}, outages=(Outage(0, 300, 400), Outage(3, 900)), up=3, down=5)

@@ -103,8 +103,7 @@ def planned_way(config: Config, microbatches: int) -> PipelineWay:
 
 def profile(model: nn.Module, example: Example) -> Profile:
     """What each module takes: measured here, or by FLOPs where the model has no memory or would not fit. Raises Refused."""
-    from psjob.profiling.find import Found, Unfound
-    from psjob.profiling.profile import profiled
+    from psjob.profiling.profile import Found, Unfound, profiled
 
     args, kwargs = example
     try:

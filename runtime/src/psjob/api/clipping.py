@@ -43,24 +43,20 @@ class Clipping:
         self._refuse = refuse
         self.pairs = pairs
         """Those that are attached now."""
-        self.asking = Asking()
+        self._asked: dict[Pair, ClipRequest] = {}
+        """What the script asks for between two steps."""
+        self._due: dict[Pair, Pushed] = {}
+        """Steps that are still to follow."""
         self._last: dict[Pair, GradientClip] = {}
         """Of the last step of each that was made of a batch."""
 
-    def ask(self, pairs: Sequence[Pair], clip: GradientClip, again: bool = False) -> None:
-        """The script clips the next steps of `pairs`, by one norm. `again`: the same gradients, once more.
-
-        Raises Refused if it has clipped one in another way already.
-        """
-        self.asking.ask(pairs, clip, again)
-
     def asked(self, pair: Pair) -> bool:
         """Does the script clip the next step of `pair`?"""
-        return self.asking.of(pair) is not None
+        return pair in self._asked
 
     def rows(self, pair: Pair) -> Callable[[int], bool]:
         """Is a row of the table a parameter whose gradient goes with the step of `pair`?"""
-        asked = self.asking.of(pair)
+        asked = self._asked.get(pair)
         together = (pair,) if asked is None else asked.pairs
         return pair.has if len(together) == 1 else lambda row: any(each.has(row) for each in together)
 
@@ -72,11 +68,76 @@ class Clipping:
 
     def take(self, pair: Pair) -> GradientClip:
         """That of the step of `pair` that is made now."""
-        given = self.asking.of(pair)
-        self.asking.end(pair)
-        asked = None if given is None else given.clip
-        self._last[pair] = asked or GradientClip()
-        return (asked or GradientClip()).within(GradientClip(norm=self._limit))
+        asked = self._asked.pop(pair, None)
+        self._last[pair] = clip = GradientClip() if asked is None else asked.clip
+        return clip.within(GradientClip(norm=self._limit))
+
+    @property
+    def waits(self) -> bool:
+        """Are there steps whose gradients were pushed, and that were not made?"""
+        return bool(self._due)
+
+    def check_over(self) -> None:
+        """Raises Refused if such a step is missing."""
+        if self._due:
+            late = next(iter(self._due))
+            raise Refused(
+                f"{optimizer_name(late)} was clipped by one norm with another optimizer, which made its step, and "
+                f"{optimizer_name(late)} made none. Make the steps of all that are clipped together, one after the other, or clip each by "
+                "its own parameters"
+            )
+
+    def ask(self, pairs: Sequence[Pair], clip: GradientClip, again: bool = False) -> None:
+        """The script clips the next steps of `pairs`, by one norm. `again`: the same gradients, once more.
+
+        Raises Refused if it has clipped one in another way already.
+        """
+        self.check_over()
+        tightest = clip
+        for pair in pairs:
+            before = self._asked.get(pair)
+            if before is not None and (before.clip.norm is None) != (clip.norm is None):
+                raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
+            if before is not None and clip.norm is not None and set(before.pairs) != set(pairs):
+                raise Refused(
+                    f"{optimizer_name(pair)} is clipped by its own norm and by one with other optimizers before its step, and the shards "
+                    "clip once. Clip in one way"
+                )
+            if before is not None and again:
+                tightest = tightest.within(before.clip)
+        self._asked.update(dict.fromkeys(pairs, ClipRequest(tightest, tuple(pairs))))
+
+    def begin(self, pair: Pair) -> Pushed | None:
+        """A step of `pair` is made: what was pushed of it already, or None. Raises Refused if another one is due."""
+        pushed = self._due.pop(pair, None)
+        if pushed is None:
+            self.check_over()
+            asked = self._asked.get(pair)
+            if asked is None:
+                self._check_apart(pair)
+            for other in () if asked is None else asked.pairs:
+                if other is not pair:
+                    self._asked.pop(other, None)
+                    self._due[other] = Pushed(other)
+        return pushed
+
+    def note(self, skipped: bool) -> None:
+        """The gradients of the step under way, and of those that follow, were pushed."""
+        for pushed in self._due.values():
+            pushed.note(skipped)
+
+    def end(self, pair: Pair) -> None:
+        """A step of `pair` is over, also one that was not made: the next one may be clipped in another way."""
+        self._asked.pop(pair, None)
+
+    def _check_apart(self, pair: Pair) -> None:
+        """Raises Refused for a step of parameters that were clipped for an optimizer that has them too."""
+        for other, asked in self._asked.items():
+            if not set(other.rows).isdisjoint(pair.rows) and asked.clip.norm is not None:
+                raise Refused(
+                    f"{optimizer_name(pair)} makes a step, and its gradients were clipped by one norm with all those of "
+                    f"{optimizer_name(other)}, which has them too. Clip the parameters of the optimizer that steps next"
+                )
 
     def install(self) -> None:
         """Let torch's functions clip the mean where they are given the attached parameters, however a script has imported them."""
@@ -209,85 +270,6 @@ class Pushed:
                     f"a gradient of {optimizer_name(self.pair)} of shape {tuple(p.shape)} was changed or cleared between the step of "
                     "another optimizer and its own, and one norm clips both. Make the steps one after the other, and call zero_grad after "
                     "the last"
-                )
-
-
-class Asking:
-    """What a script asks for between two steps, and the steps that are still to follow."""
-
-    def __init__(self) -> None:
-        self._asked: dict[Pair, ClipRequest] = {}
-        self._due: dict[Pair, Pushed] = {}
-
-    @property
-    def waits(self) -> bool:
-        """Are there steps whose gradients were pushed, and that were not made?"""
-        return bool(self._due)
-
-    def check_over(self) -> None:
-        """Raises Refused if such a step is missing."""
-        if self._due:
-            late = next(iter(self._due))
-            raise Refused(
-                f"{optimizer_name(late)} was clipped by one norm with another optimizer, which made its step, and "
-                f"{optimizer_name(late)} made none. Make the steps of all that are clipped together, one after the other, or clip each by "
-                "its own parameters"
-            )
-
-    def ask(self, pairs: Sequence[Pair], clip: GradientClip, again: bool = False) -> None:
-        """One norm over the parameters of all of `pairs`; `again`: the gradients were clipped before, and are the same.
-
-        Raises Refused if one of them is clipped in another way already.
-        """
-        self.check_over()
-        tightest = clip
-        for pair in pairs:
-            before = self._asked.get(pair)
-            if before is not None and (before.clip.norm is None) != (clip.norm is None):
-                raise Refused("a step is clipped by norm and by value, and the shards are not told which comes first. Clip in one way")
-            if before is not None and clip.norm is not None and set(before.pairs) != set(pairs):
-                raise Refused(
-                    f"{optimizer_name(pair)} is clipped by its own norm and by one with other optimizers before its step, and the shards "
-                    "clip once. Clip in one way"
-                )
-            if before is not None and again:
-                tightest = tightest.within(before.clip)
-        self._asked.update(dict.fromkeys(pairs, ClipRequest(tightest, tuple(pairs))))
-
-    def of(self, pair: Pair) -> ClipRequest | None:
-        """What is asked for the step of `pair`."""
-        return self._asked.get(pair)
-
-    def begin(self, pair: Pair) -> Pushed | None:
-        """A step of `pair` is made: what was pushed of it already, or None. Raises Refused if another one is due."""
-        pushed = self._due.pop(pair, None)
-        if pushed is None:
-            self.check_over()
-            asked = self._asked.get(pair)
-            if asked is None:
-                self._check_apart(pair)
-            for other in () if asked is None else asked.pairs:
-                if other is not pair:
-                    self._asked.pop(other, None)
-                    self._due[other] = Pushed(other)
-        return pushed
-
-    def note(self, skipped: bool) -> None:
-        """The gradients of the step under way, and of those that follow, were pushed."""
-        for pushed in self._due.values():
-            pushed.note(skipped)
-
-    def end(self, pair: Pair) -> None:
-        """A step of `pair` is over, also one that was not made: the next one may be clipped in another way."""
-        self._asked.pop(pair, None)
-
-    def _check_apart(self, pair: Pair) -> None:
-        """Raises Refused for a step of parameters that were clipped for an optimizer that has them too."""
-        for other, asked in self._asked.items():
-            if not set(other.rows).isdisjoint(pair.rows) and asked.clip.norm is not None:
-                raise Refused(
-                    f"{optimizer_name(pair)} makes a step, and its gradients were clipped by one norm with all those of "
-                    f"{optimizer_name(other)}, which has them too. Clip the parameters of the optimizer that steps next"
                 )
 
 

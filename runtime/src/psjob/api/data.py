@@ -22,8 +22,8 @@ from psjob.api import attach as attaching
 from psjob.api.datacursor import AFTER, Place
 from psjob.api.reporting import worker_place
 from psjob.api.slices import SampleStream, Slices, Yielded, has_its_own, rounds_of
-from psjob.api.state import ScriptState, the_state
 from psjob.api.training_job import TrainingJob
+from psjob.api.values import ScriptState, the_state
 from psjob.embeddings.lookup import Ahead
 from psjob.process.errors import Refused, refuse
 from psjob.process.startup import integration_of, integrations_in_use

@@ -5,7 +5,7 @@ Lazy models in a job of stages: each worker has memory for its stage, and rank 0
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,8 +51,8 @@ class StageCuts:
     """Gradients come only from `pipe.step`."""
     memory: StageMemory | None = None
     """Of a lazy model."""
-    late: Late | None = None
-    """Who makes the updates, where a job does not flush."""
+    late: Callable[[], Late] | None = None
+    """Gives who makes the updates, where a job does not flush."""
     ahead: int = 0
     """Steps that a worker of any stage may begin beyond the first whose update it has not made."""
 

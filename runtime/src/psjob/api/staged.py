@@ -576,7 +576,7 @@ class StagedPipeline:
         if memory is not None:
             memory.give(parts[stage])
         self.delay_by_stage = stagecuts.delays_of(self.way, known.stages, config.stages.replicas, microbatches)
-        self.cuts = known if self.way.flushes else replace(known, late=self, ahead=max(self.delay_by_stage) + 1)
+        self.cuts = known if self.way.flushes else replace(known, late=self.turns, ahead=max(self.delay_by_stage) + 1)
         self.place, self.model, self.loss_fn, self.microbatches = place, model, loss_fn, microbatches
         self.stage, self.last = stage, stage == len(parts) - 1
         shared = frozenset(name for name, stages in known.stages.items() if len(stages) > 1)
@@ -618,18 +618,6 @@ class StagedPipeline:
             assert job is not None
             self._turns = StageTurns(self, job)
         return self._turns
-
-    def step_boundary(self) -> None:
-        """See `stagecuts.Late`."""
-        self.turns().step_boundary()
-
-    def stepped(self, hyperparameters: list[dict[str, float | bool]], clip: GradientClip) -> None:
-        """See `stagecuts.Late`."""
-        self.turns().stepped(hyperparameters, clip)
-
-    def drain(self) -> None:
-        """See `stagecuts.Late`."""
-        self.turns().drain()
 
     @property
     def delays(self) -> Mapping[int, int]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from psjob import contract
-from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, state, trackers, variables
+from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, trackers, values, variables
 from psjob.api.attachable import (
     AddedGroups,
     Models,
@@ -44,15 +44,15 @@ from psjob.worker import exits
 from psjob.worker.exchange import Exchange, GradientClip, Staging
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.localgroup import session_at
-from psjob.worker.localupdates import LocalRounds, WorkerSideRule
 from psjob.worker.overlap import Overlap, install, tree_of
 from psjob.worker.rows import Carried
+from psjob.worker.session import LocalRounds, WorkerSideRule
 
 JOIN_SECONDS = 5.0
 WATCHED = 8
 """Of so many small parameters it is looked at whether their gradients have changed."""
 TRAINED = "parameters trained"
-OWN = (state.NAME, TRAINED, variables.NAME, EXTRA, scriptchanges.NAME)
+OWN = (values.NAME, TRAINED, variables.NAME, EXTRA, scriptchanges.NAME)
 
 
 def _kept_for(things: Collection[str], kept: record.ResumeRecord) -> record.ResumeRecord:
@@ -154,7 +154,7 @@ class TrainingJob:
         known = [*stateful.values(), *(part for pair in pairs for part in (pair.model, pair.optimizer))]
         self.variables = variables.Variables(known, resumed)
         psjobs = {
-            state.NAME: state.the_state(),
+            values.NAME: values.the_state(),
             TRAINED: TrainedFlags(model),
             variables.NAME: self.variables,
             scriptchanges.NAME: self.left,
@@ -177,7 +177,7 @@ class TrainingJob:
 
     def go_on_with(self, pair: Pair, stateful: Mapping[str, Any]) -> None:
         """The optimizer of `pair` takes the place of the one before."""
-        self.carry_out(self.clipping.asking.check_over)
+        self.carry_out(self.clipping.check_over)
         self.pairs, self._stepping, self.optimizer = (pair,), pair, pair.optimizer
         self.clipping.pairs = self.pairs
         self.records.go_on_with(pair.optimizer, stateful)
@@ -381,12 +381,12 @@ class TrainingJob:
             self.weight_guard.refuse_without_step(self.made)
         using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
         within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using and not self.places.only_within)
-        within = within or self.waits_at_its_place or self.clipping.asking.waits
+        within = within or self.waits_at_its_place or self.clipping.waits
         if self.replay or self.comes_back or within:
             self.carry_out(self.session.heartbeat if self.replay else self.session.inside_round)
             return
         if (late := self.pairs[0].cuts.late) is not None:
-            late.step_boundary()
+            late().step_boundary()
             return
         self._tell_total()
         self.carry_out(lambda: self.session.step_boundary(lambda: self.records.make(self.cursor), self.half is not None))
@@ -418,14 +418,14 @@ class TrainingJob:
         raise SystemExit(EXIT_OF["stopped"])
 
     def leave(self) -> None:
-        self.carry_out(self.clipping.asking.check_over)
+        self.carry_out(self.clipping.check_over)
         self.make_owed()
         self._end_round()
         on_its_way = self.restored is not None or (self.replay and self._fresh)
         if on_its_way and not self.places.gone_on:
             self.refuse(self._too_early())
         if (late := self.pairs[0].cuts.late) is not None and not self.replay:
-            late.drain()
+            late().drain()
         if self.weight_guard.leave(self.made):
             self.carry_out(self.digests.leave)
         end = {**(self.cursor or {}), THROUGH: True}
@@ -453,14 +453,14 @@ class TrainingJob:
         by_steps = not self.places.known
         if by_steps:
             self.variables.at_step(sys._getframe(1))
-        self._pushed = self.carry_out(lambda: self.clipping.asking.begin(pair))
+        self._pushed = self.carry_out(lambda: self.clipping.begin(pair))
         self.steps.under_way = True
         self._make_step(pair, original)
         self.steps.under_way = False
         if by_steps:
             self.variables.at(None)
         self._leave_gradients()
-        self.clipping.asking.end(pair)
+        self.clipping.end(pair)
         self.left.forget(pair.has)
         self._pushed = None
 
@@ -510,7 +510,7 @@ class TrainingJob:
         if pair.cuts.piped and (odd := stagecuts.step_problem(pair.cuts, pair.optimizer, grads, self.piped == self.session.clock)):
             self.refuse(odd)
         if pair.cuts.late is not None:
-            pair.cuts.late.stepped(self.carry_out(self._hyperparameters), self._taken_clip())
+            pair.cuts.late().stepped(self.carry_out(self._hyperparameters), self._taken_clip())
             return
         if self.gradients is not None:
             self.gradients.step(
@@ -522,7 +522,7 @@ class TrainingJob:
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
         if {g.layout for g in grads if g is not None} - {torch.strided}:
             grads = dense(self.parameters, [spec.name for spec in self.session.layout.table], grads)
-        if self.clipping.asking.waits and getattr(pair.optimizer, "found_inf", None) is not None:
+        if self.clipping.waits and getattr(pair.optimizer, "found_inf", None) is not None:
             self.refuse(
                 "one norm clips several optimizers, and a GradScaler decides for each of them whether its step is made. Clip each by its "
                 "own parameters, or train in bfloat16"
@@ -613,7 +613,7 @@ class TrainingJob:
                 self.session.exchange.meanwhile = self.records.prepare
             self.carry_out(lambda: self.session.push(grads, hyperparameters, skip, scale, self._taking(has)))
             if pushed is None:
-                self.clipping.asking.note(False)
+                self.clipping.note(False)
             if grads is not None:
                 self.digests.stepping(hyperparameters, clip)
             self.weight_guard.stepped()
@@ -628,7 +628,7 @@ class TrainingJob:
         optimizers.clear_marks(self._stepping.optimizer)
         clipping.clip_alone([p for p, mine in zip(self.parameters, own, strict=True) if mine], clip)
         if pushed is None:
-            self.clipping.asking.note(self.session.exchange.skipped)
+            self.clipping.note(self.session.exchange.skipped)
         skipped = self.session.exchange.skipped if pushed is None else pushed.skipped
         self.digests.stepping(self.optimizer.param_groups, clip)
         if not skipped:

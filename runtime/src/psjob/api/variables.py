@@ -22,7 +22,7 @@ import torch
 
 from psjob.api import advice, objects, scriptcode, values
 from psjob.api.scriptcode import Found, PassEnds
-from psjob.api.state import renewed, the_state
+from psjob.api.values import renewed, the_state
 from psjob.layout import packing
 from psjob.process import ownfiles
 from psjob.process.startup import integration_of

@@ -70,7 +70,9 @@ class InitialValues:
             ValueError: as of the class, where it shows only when values are drawn.
         """
         group = self._groups[name]
-        with _swapped(group, self.device) as made:
+        first = {name: places[0] for name, places in group.places.items()}
+        with _swapped([place for places in group.places.values() for place in places], self.device):
+            made = {name: store[key] for name, (store, key) in first.items()}
             makers = {name: self._makers[name] for name in made}
             draw(self._named, group.modules, made, makers, self._seed, self.device)
         return {name: tensor.detach() for name, tensor in made.items()}
@@ -95,33 +97,36 @@ def _groups(model: nn.Module, named: Mapping[str, nn.Module], meta: Mapping[str,
             resets.append((path, module, own[0]))
     found: dict[str, _Group] = {}
     groups = {name: found.setdefault(root(name), _Group()) for name in meta}
-    for module in model.modules():
-        stores: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for store in stores:
-            for key, tensor in store.items():
-                if id(tensor) in canonical:
-                    name = canonical[id(tensor)]
-                    groups[name].places.setdefault(name, []).append((store, key))
+    for store, key, tensor in _places(model):
+        if id(tensor) in canonical:
+            name = canonical[id(tensor)]
+            groups[name].places.setdefault(name, []).append((store, key))
     for path, module, name in resets:
         groups[name].modules.append((path, module))
     return groups
 
 
+def _places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    """The parameters and buffers of all modules, with the dict and the key by which a module holds each."""
+    for module in model.modules():
+        stores: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for store in stores:
+            yield from ((store, key, tensor) for key, tensor in store.items() if tensor is not None)
+
+
 @contextmanager
-def _swapped(group: _Group, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
-    """New memory by name, which the modules hold inside in place of what they have."""
-    kept = [(store, key, store[key]) for places in group.places.values() for store, key in places]
-    made: dict[str, torch.Tensor] = {}
-    for name, places in group.places.items():
-        store, key = places[0]
-        like = store[key]
-        empty = torch.empty_like(like, device=device, requires_grad=False)
-        made[name] = nn.Parameter(empty, like.requires_grad) if isinstance(like, nn.Parameter) else empty
+def _swapped(places: Sequence[tuple[dict[str, Any], str]], device: torch.device) -> Iterator[None]:
+    """Inside, modules hold new memory at these places; a tensor that was at several of them is one again."""
+    kept = [(store, key, store[key]) for store, key in places]
+    made: dict[int, torch.Tensor] = {}
+    for _, _, like in kept:
+        if id(like) not in made:
+            empty = torch.empty_like(like, device=device, requires_grad=False)
+            made[id(like)] = nn.Parameter(empty, like.requires_grad) if isinstance(like, nn.Parameter) else empty
     try:
-        for name, places in group.places.items():
-            for store, key in places:
-                store[key] = made[name]
-        yield made
+        for store, key, tensor in kept:
+            store[key] = made[id(tensor)]
+        yield
     finally:
         for store, key, tensor in kept:
             store[key] = tensor
@@ -163,25 +168,8 @@ def materialise(model: nn.Module, seed: int, device: torch.device | None = None,
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Inside, meta tensors of the model seem to have memory, for what looks at devices and shapes: pages that nobody touches take none."""
-    made: dict[int, torch.Tensor] = {}
-    kept: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    for module in model.modules():
-        stores: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for store in stores:
-            for key, tensor in store.items():
-                if tensor is not None and tensor.is_meta:
-                    kept.append((store, key, tensor))
-                    if id(tensor) not in made:
-                        empty = torch.empty_like(tensor, device=torch.get_default_device(), requires_grad=False)
-                        parameter = isinstance(tensor, nn.Parameter)
-                        made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if parameter else empty
-    try:
-        for store, key, tensor in kept:
-            store[key] = made[id(tensor)]
+    with _swapped([(store, key) for store, key, tensor in _places(model) if tensor.is_meta], torch.get_default_device()):
         yield
-    finally:
-        for store, key, tensor in kept:
-            store[key] = tensor
 
 
 def in_order(named: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:

@@ -1,7 +1,7 @@
 """Ways of training a pipeline: which weights a forward takes, in which order work is done, and how late gradients are. Pure.
 
-Each way is an object without state that a stage, the oracles of the tests and planners share. Before them stand the formulas: how late
-the gradient of each stage is, how long stages idle, and what a stage holds. `StageSchedule` says what one worker does next.
+Each way is an object without state. Before them stand the formulas of how late the gradient of each stage is. `StageSchedule` says what
+one worker does next.
 
 K stages 0..K-1, M micro-batches an update, r_k replicas of stage k. A delay is a number of updates: a gradient of delay d was computed
 on the weights that were current d updates before the one it makes.
@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar
 
 from psjob import contract
 
@@ -46,20 +45,6 @@ def warm_up(stage: int, replicas: Sequence[int]) -> int:
     for number, count in enumerate(replicas):
         _at_least_one(f"replicas of stage {number}", count)
     return (sum(replicas[stage:]) - 1) // replicas[stage]
-
-
-def updates_before(stage: int, replicas: Sequence[int], microbatches: int, minibatch: int, micro: int) -> int:
-    """Updates that stage `stage` has made before the forward of micro-batch `micro` of minibatch `minibatch`, in 1F1B without flush.
-
-    floor(max(i - w, 0) / m): a replica makes m = M / r_k micro-batches of each minibatch, and this one is its i-th of all. Before that
-    forward it has made all except w = `warm_up` of the backwards.
-
-    Raises:
-        ValueError: as `warm_up` and `of_each`.
-    """
-    own = of_each(replicas[stage], microbatches)
-    done = minibatch * own + micro // replicas[stage] - warm_up(stage, replicas)
-    return max(done, 0) // own
 
 
 def double_buffered(stages: int, microbatches: int) -> int:
@@ -105,87 +90,51 @@ def _at_least_one(what: str, value: int) -> None:
         raise ValueError(f"{what} is {value}, must be 1 or more")
 
 
-class TrainingWay(Protocol):
-    """M micro-batches make a minibatch, and a minibatch makes one update of each stage. Version n has had n updates."""
+@dataclass(frozen=True)
+class TrainingWay:
+    """M micro-batches make a minibatch, and a minibatch makes one update of each stage. Version n has had n updates.
 
-    name: ClassVar[str]
+    If a way says nothing else it is 1F1B without flush, in which each stage takes its newest weights.
+    """
 
-    @property
-    def recompute(self) -> bool:
-        """Does a backward run its forward again, on the weights that are current then?"""
-        ...
-
-    @property
-    def predicts(self) -> bool:
-        """Does a forward take weights that are expected `delay` updates later?"""
-        ...
-
-    @property
-    def vertical_sync(self) -> bool:
-        """Do all stages take the version that stage 0 took?"""
-        ...
-
-    @property
-    def in_place(self) -> bool:
-        """Does a stage have one memory of weights, which changes under open graphs?"""
-        ...
-
-    @property
-    def flushes(self) -> bool:
-        """Are all micro-batches of a minibatch through before the next one begins?"""
-        ...
+    recompute: bool = False
+    """Does a backward run its forward again, on the weights that are current then?"""
+    predicts: bool = False
+    """Does a forward take weights that are expected `delay` updates later?"""
+    vertical_sync: bool = False
+    """Do all stages take the version that stage 0 took?"""
+    in_place: ClassVar[bool] = False
+    """Does a stage have one memory of weights, which changes under open graphs?"""
+    flushes: ClassVar[bool] = False
+    """Are all micro-batches of a minibatch through before the next one begins?"""
 
     def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
         """Updates by which the weights of a forward are old, where enough updates were made. Raises ValueError for what cannot be."""
-        ...
-
-    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
-        """What a stage does, in its order, over the whole run."""
-        ...
+        counted = 0 if self.vertical_sync else stage
+        return stashed(counted, replicas, of_each(replicas[counted], microbatches))
 
     def version(self, minibatch: int, updates: int, first: int) -> int:
         """The version that a stage takes for a minibatch when its first forward begins.
 
         `updates` is the number of updates that the stage has made by then, `first` the version that stage 0 took.
         """
-        ...
+        return first if self.vertical_sync else updates
 
     def awaits(self, minibatch: int) -> int:
         """Updates that a stage must have made before the first forward of a minibatch."""
-        ...
+        return 0
 
 
-@dataclass(frozen=True)
-class Flush:
+class Flush(TrainingWay):
     """All micro-batches of an update are finished before the next begins: the gradient of one process, no delay.
 
-    `schedule` is "1f1b" or "gpipe". `recompute` keeps only inputs and runs the forward again in the backward.
+    `recompute` keeps only inputs and runs the forward again in the backward.
     """
 
-    schedule: str = "1f1b"
-    recompute: bool = False
-
-    name: ClassVar[str] = "flush"
-    predicts: ClassVar[bool] = False
-    vertical_sync: ClassVar[bool] = False
-    in_place: ClassVar[bool] = False
-    flushes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.schedule not in ("1f1b", "gpipe"):
-            raise ValueError(f"schedule is {self.schedule!r}, must be '1f1b' or 'gpipe'")
+    flushes = True
 
     def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
         return 0
-
-    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
-        all_work = []
-        for first in range(0, minibatches * microbatches, microbatches):
-            if self.schedule == "gpipe":
-                all_work += gpipe(microbatches, first)
-            else:
-                all_work += one_forward_one_backward(stage, stages, microbatches, first)
-        return all_work
 
     def version(self, minibatch: int, updates: int, first: int) -> int:
         return minibatch
@@ -194,48 +143,15 @@ class Flush:
         return minibatch
 
 
-class _NoFlush:
-    """1F1B without flush."""
-
-    flushes: ClassVar[bool] = False
-    in_place: ClassVar[bool] = False
-
-    def awaits(self, minibatch: int) -> int:
-        return 0
-
-    def work(self, stage: int, stages: int, microbatches: int, minibatches: int) -> list[StageWork]:
-        return without_flush(stage, [1] * stages, microbatches * minibatches)
-
-
-@dataclass(frozen=True)
-class PipeDream(_NoFlush):
+class PipeDream(TrainingWay):
     """Each stage takes its newest weights, and keeps them for the backward (Narayanan et al., SOSP 2019).
 
     With `vertical_sync` all stages take the version that stage 0 took.
     """
 
-    vertical_sync: bool = False
 
-    name: ClassVar[str] = "pipedream"
-    recompute: ClassVar[bool] = False
-    predicts: ClassVar[bool] = False
-
-    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
-        counted = 0 if self.vertical_sync else stage
-        return stashed(counted, replicas, of_each(replicas[counted], microbatches))
-
-    def version(self, minibatch: int, updates: int, first: int) -> int:
-        return first if self.vertical_sync else updates
-
-
-@dataclass(frozen=True)
-class TwoBW(_NoFlush):
+class TwoBW(TrainingWay):
     """Gradients of M >= K micro-batches are one update; two versions; delay 1 at any depth (arXiv 2006.09503)."""
-
-    name: ClassVar[str] = "2bw"
-    vertical_sync: ClassVar[bool] = False
-    recompute: ClassVar[bool] = False
-    predicts: ClassVar[bool] = False
 
     def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
         return double_buffered(len(replicas), microbatches)
@@ -248,49 +164,25 @@ class TwoBW(_NoFlush):
 
 
 @dataclass(frozen=True)
-class FTPipe(_NoFlush):
+class FTPipe(TrainingWay):
     """PipeDream's order without its stash (Eliad et al., ATC 2021): the backward runs the forward again, on current weights.
 
     With `predicts` a forward takes the weights that the optimizer's momentum leads to in as many updates as the stage is late, and
     without `recompute` the backward takes these too. `psjob.pipeline.predict` has the formulas.
     """
 
-    predicts: bool = True
     recompute: bool = True
-
-    name: ClassVar[str] = "ftpipe"
-    vertical_sync: ClassVar[bool] = False
-
-    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
-        return stashed(stage, replicas, of_each(replicas[stage], microbatches))
-
-    def version(self, minibatch: int, updates: int, first: int) -> int:
-        return updates
+    predicts: bool = True
 
 
-@dataclass(frozen=True)
-class Latest(_NoFlush):
+class Latest(TrainingWay):
     """PipeDream's order with one memory of weights (the asynchronous way of PipeMare, arXiv 1910.05124).
 
     Each forward and each backward takes what is in it then: activations of older weights meet the newest ones, and what comes of it is the
-    gradient of neither.
+    gradient of neither. The delay is that of the first micro-batch of a minibatch.
     """
 
-    name: ClassVar[str] = "latest"
-    recompute: ClassVar[bool] = False
-    predicts: ClassVar[bool] = False
-    vertical_sync: ClassVar[bool] = False
-    in_place: ClassVar[bool] = True
-
-    def delay(self, stage: int, replicas: Sequence[int], microbatches: int) -> int:
-        """Of the first micro-batch of a minibatch; `delays.updates_before` has it of each."""
-        return stashed(stage, replicas, of_each(replicas[stage], microbatches))
-
-    def version(self, minibatch: int, updates: int, first: int) -> int:
-        return updates
-
-
-DEFAULT: TrainingWay = TwoBW()
+    in_place = True
 
 
 def way_of(schedule: str, weights: str = "stash", predict: str = "none") -> TrainingWay:
@@ -309,80 +201,10 @@ def way_of(schedule: str, weights: str = "stash", predict: str = "none") -> Trai
     if schedule == "pipedream" and weights == "vertical":
         return PipeDream(vertical_sync=True)
     if schedule == "pipedream":
-        return FTPipe(predicts, recompute) if recompute or predicts else PipeDream()
+        return FTPipe(recompute, predicts) if recompute or predicts else PipeDream()
     raise ValueError(
         f"training.pipeline.schedule {schedule} does not go with weights: {weights} and predict: {predict}; take schedule: pipedream"
     )
-
-
-class Direction(Enum):
-    """Of a micro-batch through a stage."""
-
-    FORWARD = "F"
-    BACKWARD = "B"
-
-
-class StageWork(NamedTuple):
-    """One forward or backward of one micro-batch, counted from 0 over the whole run."""
-
-    direction: Direction
-    micro: int
-
-
-def gpipe(microbatches: int, first: int = 0) -> list[StageWork]:
-    """All forwards, then all backwards, both in order (GPipe, arXiv 1811.06965). The same on every stage."""
-    _check(microbatches)
-    numbers = range(first, first + microbatches)
-    return [*(StageWork(Direction.FORWARD, n) for n in numbers), *(StageWork(Direction.BACKWARD, n) for n in numbers)]
-
-
-def one_forward_one_backward(stage: int, stages: int, microbatches: int, first: int = 0) -> list[StageWork]:
-    """1F1B with flush (DAPPLE, PipeDream-Flush): K-1-k forwards, then a forward and a backward in turn, then the backwards left.
-
-    Args:
-        stage: k, from 0.
-        stages: K.
-        microbatches: M, all before the flush.
-        first: number of the first of them.
-
-    Raises:
-        ValueError: a stage that is not there, or fewer than one micro-batch.
-    """
-    return _in_turn(range(first, first + microbatches), warm_up(stage, [1] * stages))
-
-
-def without_flush(stage: int, replicas: Sequence[int], total: int, replica: int = 0) -> list[StageWork]:
-    """1F1B without flush: as if all micro-batches of the run came before one flush (PipeDream, SOSP 2019).
-
-    Args:
-        stage: k, from 0.
-        replicas: how many replicas each stage has.
-        total: micro-batches of the whole run.
-        replica: of this stage. Micro-batch n is work of replica n mod r_k, as in PipeDream's runtime.py.
-
-    Raises:
-        ValueError: a stage or replica that is not there, or fewer than one micro-batch.
-    """
-    ahead = warm_up(stage, replicas)
-    if not 0 <= replica < replicas[stage]:
-        raise ValueError(f"replica {replica} of stage {stage}: must be 0 to {replicas[stage] - 1}")
-    _check(total)
-    return _in_turn(range(replica, total, replicas[stage]), ahead)
-
-
-def _in_turn(numbers: range, ahead: int) -> list[StageWork]:
-    if not numbers:
-        return []
-    ahead = min(ahead, len(numbers))
-    work = [StageWork(Direction.FORWARD, n) for n in numbers[:ahead]]
-    for done, n in enumerate(numbers[ahead:]):
-        work += [StageWork(Direction.FORWARD, n), StageWork(Direction.BACKWARD, numbers[done])]
-    return work + [StageWork(Direction.BACKWARD, n) for n in numbers[len(numbers) - ahead :]]
-
-
-def _check(microbatches: int) -> None:
-    if microbatches < 1:
-        raise ValueError(f"microbatches is {microbatches}, must be 1 or more")
 
 
 @dataclass(frozen=True)

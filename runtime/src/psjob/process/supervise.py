@@ -35,13 +35,17 @@ def guard(end: Callable[[str], None] | None = None) -> None:
 def thread(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
     """A daemon thread that calls `target(*args)`, not started yet. What it raises ends the process, if that is guarded."""
 
+    return threading.Thread(target=_watched(target, name, args), name=name, daemon=True)
+
+
+def _watched(target: Callable[..., None], name: str, args: tuple[Any, ...]) -> Callable[[], None]:
     def run() -> None:
         try:
             target(*args)
         except Exception as error:
             thread_broken(name, error)
 
-    return threading.Thread(target=run, name=name, daemon=True)
+    return run
 
 
 def start_thread(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
@@ -54,13 +58,7 @@ def start_thread(target: Callable[..., None], name: str, *args: Any) -> threadin
 def timer(seconds: float, target: Callable[..., None], name: str, *args: Any) -> threading.Timer:
     """Call `target(*args)` after some seconds, unless it is cancelled."""
 
-    def run() -> None:
-        try:
-            target(*args)
-        except Exception as error:
-            thread_broken(name, error)
-
-    made = threading.Timer(seconds, run)
+    made = threading.Timer(seconds, _watched(target, name, args))
     made.name, made.daemon = name, True
     made.start()
     return made

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +18,8 @@ import numpy as np
 from psjob import contract, rules
 from psjob.modes import LocalAsync, Mode
 from psjob.rules.base import Hyperparameters, Rule, check_hyperparameters
-from psjob.simulate import comparison, digits64, replay, trace, words
-from psjob.simulate.engine import WorkerSpeeds, simulate
+from psjob.simulate import comparison, digits64, replay, words
+from psjob.simulate.engine import Trace, WorkerSpeeds, read_trace, simulate
 from psjob.simulate.training import Digits, Inner, SimulatedTraining, TrainingProblem
 
 EXIT_GATE = EXIT_DIFFERENT = 1
@@ -76,12 +77,12 @@ def _schedule(options: SimpleNamespace) -> int:
     bar = digits64.Bar(pushes * len(modes), "pushes")
     try:
         lines = comparison.compare_modes(
-            modes, options.workers, _speeds(options), pushes, options.time_seed, trace.Trace(options.trace), options.interrupt, bar.at
+            modes, options.workers, _speeds(options), pushes, options.time_seed, Trace(options.trace), options.interrupt, bar.at
         )
     finally:
         bar.close()
     if options.json:
-        _print_json(comparison.lines_json(lines))
+        _print_json([asdict(one) for one in lines])
     else:
         print(comparison.schedule_text(lines))
     return 0
@@ -212,9 +213,9 @@ def _digits64(options: SimpleNamespace) -> int:
 
 
 def _trace(options: SimpleNamespace) -> int:
-    again, lags = trace.Trace(), Counter[int]()
+    again, lags = Trace(), Counter[int]()
     pushes = dropped = 0
-    for record in trace.read_trace(options.file):
+    for record in read_trace(options.file):
         again.rows.append(record)
         again.flush()
         pushes += 1

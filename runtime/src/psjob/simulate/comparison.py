@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,7 @@ import numpy as np
 from psjob.modes import Async, Backup, Batch, Bounded, Mode, Softsync, Sync, Threshold, config_of
 from psjob.rules.base import Hyperparameters, Rule
 from psjob.simulate import digits64
-from psjob.simulate.engine import SimulationOutcome, WorkerSpeeds, simulate
-from psjob.simulate.trace import Trace
+from psjob.simulate.engine import SimulationOutcome, Trace, WorkerSpeeds, simulate
 from psjob.simulate.training import Inner, SimulatedTraining, TrainingProblem
 from psjob.simulate.words import label
 
@@ -82,7 +81,7 @@ def mode_line(mode: Mode, workers: int, speeds: WorkerSpeeds, outcome: Simulatio
     return Line(
         label(mode), outcome.kept * (mode.inner_steps or 1) / (workers * time), outcome.updates / time, time / max(1, outcome.updates),
         float(lags.mean()), float(np.quantile(lags, 0.95)), outcome.dropped / outcome.pushes, outcome.pushes, outcome.elapsed,
-        outcome.sha256, _jobs_have(mode),
+        outcome.sha256, config_of(mode) is not None,
     )  # fmt: skip
 
 
@@ -104,15 +103,6 @@ def schedule_text(lines: Sequence[Line]) -> str:
         first = max(fresh, key=lambda one: one.useful)
         found.append(f"Without lag: {first.mode} ({first.useful:.3f}).")
     return "\n".join(found)
-
-
-def lines_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """The same for programs."""
-    return [asdict(one) for one in lines]
-
-
-def _jobs_have(mode: Mode) -> bool:
-    return config_of(mode) is not None
 
 
 POINTS = 100

@@ -24,8 +24,7 @@ import numpy as np
 from psjob import rules
 from psjob.modes import Async, Mode, Sync
 from psjob.rules.base import HasHyperparameters, Hyperparameters, check_hyperparameters
-from psjob.simulate.engine import WorkerSpeeds, simulate
-from psjob.simulate.trace import Trace
+from psjob.simulate.engine import Trace, WorkerSpeeds, simulate
 from psjob.simulate.training import Digits, SimulatedTraining
 
 EPOCHS = 60

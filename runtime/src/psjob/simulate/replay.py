@@ -7,6 +7,7 @@ A training that is to be played again is written down with `WorkRecording`, and 
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -30,16 +31,14 @@ from psjob.contract import keys
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import Batch, Mode, Push
 from psjob.process import config
-from psjob.process.status_client import ask_shard
 from psjob.resume import record
 from psjob.rules.base import Hyperparameters, UpdateFacts, check_hyperparameters
-from psjob.simulate import trace, words
-from psjob.simulate.engine import NOT_TRAINED, SimulatedWork, SimulationOutcome, WorkerSpeeds
+from psjob.simulate import words
+from psjob.simulate.engine import NOT_TRAINED, SEAL, SimulatedWork, SimulationOutcome, Trace, WorkerSpeeds, trace_rows
 from psjob.simulate.training import Inner, TrainingProblem
 from psjob.simulate.words import label
 from psjob.worker.exits import SessionEnd
-from psjob.worker.localupdates import LocalRounds, WorkerSideRule
-from psjob.worker.session import WorkerSession
+from psjob.worker.session import LocalRounds, WorkerSession, WorkerSideRule
 
 MOST_WORKERS = 64
 """Each has threads of its own."""
@@ -423,7 +422,7 @@ _AGAIN = "write it again with psjob simulate train --replayable --trace FILE"
 class WorkRecording:
     """See `SimulatedWork`: trains `work`, and gives `written` the COLUMNS of every record."""
 
-    def __init__(self, work: SimulatedWork, written: trace.Trace) -> None:
+    def __init__(self, work: SimulatedWork, written: Trace) -> None:
         self.work, self.written = work, written
         written.columns = COLUMNS
         self._arrived = 0
@@ -451,7 +450,7 @@ def seal(path: Path, facts: dict[str, Any]) -> None:
     """End a trace file that is written with a line of `facts` and the SHA-256 of all that stands before it, and of them."""
     body = json.dumps(facts)
     with path.open("rb+") as file:
-        line = json.dumps({trace.SEAL: facts, "sha256": _sha256(file.read(), body)})
+        line = json.dumps({SEAL: facts, "sha256": _sha256(file.read(), body)})
         file.write((("# " if path.suffix == ".csv" else "") + line + "\n").encode())
 
 
@@ -460,7 +459,7 @@ def open_sealed(path: Path) -> dict[str, Any]:
     rows, _, last = path.read_bytes().removesuffix(b"\n").rpartition(b"\n")
     try:
         told = json.loads(last.removeprefix(b"# "))
-        facts, sha256 = told[trace.SEAL], told["sha256"]
+        facts, sha256 = told[SEAL], told["sha256"]
     except (ValueError, RecursionError, LookupError, TypeError):
         raise ValueError(f"{path}: has no last line to replay by: it is cut short, or no --replayable trace; {_AGAIN}") from None
     if not isinstance(facts, dict) or _sha256(rows + b"\n" * bool(rows), json.dumps(facts)) != sha256:
@@ -471,7 +470,7 @@ def open_sealed(path: Path) -> dict[str, Any]:
 def replay_events(path: Path) -> Iterator[Push | int]:
     """What happened, in order: a worker (by its rank) took its weights, or a push arrived. Raises ValueError for what is no such trace."""
     happened: list[tuple[int, int, Push | int]] = []
-    for number, row in enumerate(trace.trace_rows(path), 1):
+    for number, row in enumerate(trace_rows(path), 1):
         try:
             worker, clock, base, begun, arrived = (int(row[name]) for name in ("worker", "clock", *COLUMNS))
         except (KeyError, TypeError, ValueError):
@@ -483,3 +482,36 @@ def replay_events(path: Path) -> Iterator[Push | int]:
 
 def _sha256(rows: bytes, facts: str) -> str:
     return hashlib.sha256(rows + facts.encode()).hexdigest()
+
+
+def ask_shard(host: str, port: int, questions: bytes, path: str = contract.STATUS_PATH, seconds: float = 2.0) -> dict[str, Any]:
+    """What the shard answers.
+
+    Raises:
+        OSError: it is out of reach, refuses, or is not of the run that `questions` belongs to.
+        ValueError: the answer is no JSON object.
+    """
+    with closing(http.client.HTTPConnection(host, port, timeout=seconds)) as connection:
+        try:
+            connection.request("GET", contract.CHALLENGE_PATH)
+            nonce = str(_object(connection.getresponse().read(contract.STATUS_BYTES)).get("nonce"))
+            connection.request("GET", path, headers={contract.PROOF_HEADER: f"{nonce} {keys.question(questions, nonce, path)}"})
+            answer = connection.getresponse()
+            body = answer.read(contract.STATUS_BYTES)
+        except http.client.HTTPException as error:
+            raise OSError(f"{host}:{port}{path} answers what is no HTTP: {type(error).__name__}") from None
+    if answer.status != 200:
+        raise OSError(f"{host}:{port}{path} answers {answer.status}")
+    if not keys.same(answer.headers.get(contract.ANSWER_HEADER, ""), keys.answer(questions, nonce, path, body)):
+        raise OSError(f"{host}:{port}{path}: the process that answers does not have the key of this run")
+    return _object(body)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(raw)
+    except RecursionError:
+        raise ValueError("an answer nested too deep") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"an answer is a {type(told).__name__}, expected an object")
+    return told

@@ -21,7 +21,7 @@ def mode_of(text: str, workers: int | None = None) -> Mode:
     """
     name, _, rest = text.partition(":")
     if name not in MODES:
-        raise ValueError(f"--mode {text}: there is no mode {name!r}; there are {', '.join(mode_forms())}")
+        raise ValueError(f"--mode {text}: there is no mode {name!r}; there are {', '.join(map(_form, MODES))}")
     kind = MODES[name]
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     given: dict[str, object] = {}
@@ -40,11 +40,6 @@ def mode_of(text: str, workers: int | None = None) -> Mode:
     if workers is not None and workers < least:
         raise ValueError(f"--mode {text}: needs {least} workers or more, there are {workers}")
     return made
-
-
-def mode_forms() -> list[str]:
-    """How each mode is written."""
-    return [_form(name) for name in MODES]
 
 
 def label(mode: Mode) -> str:

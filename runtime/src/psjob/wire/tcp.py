@@ -171,17 +171,26 @@ class Stream(StreamReading):
 
     def moved(self) -> int:
         """Bytes that have come, and those of what was written that the peer's system has confirmed: it changes while the peer is there."""
-        try:
-            return self.received + self._written - unconfirmed(self.sock)
-        except (OSError, ValueError):
-            return self.received
+        count = array.array("i", [0])
+        if sys.platform.startswith("linux"):
+            try:
+                fcntl.ioctl(self.sock.fileno(), termios.TIOCOUTQ, count)
+            except (OSError, ValueError):
+                return self.received
+        return self.received + self._written - count[0]
 
     def unheard(self) -> float:
-        """Seconds since the peer's system last confirmed anything, or sent something."""
+        """Seconds since the peer's system last confirmed anything; with `keepalive` it is asked to where nothing is sent.
+
+        A peer that stands still continues confirming: its system does that. 0 where this system does not tell.
+        """
+        if not sys.platform.startswith("linux"):
+            return 0.0
         try:
-            return unheard(self.sock)
+            info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK + 4)
         except (OSError, ValueError):
             return 0.0
+        return float(struct.unpack_from("@I", info, _LAST_ACK)[0]) / 1000 if len(info) >= _LAST_ACK + 4 else 0.0
 
     def readable(self, seconds: float) -> bool:
         """Whether there is something to read within `seconds`, the end included. Raises StreamClosed if this side has closed."""
@@ -283,30 +292,10 @@ def one_host(sock: socket.socket) -> bool:
         return False
 
 
-def unconfirmed(sock: socket.socket) -> int:
-    """Bytes that were written and the peer's system has not confirmed; 0 where this system does not tell. Raises OSError."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    count = array.array("i", [0])
-    fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
-    return count[0]
-
-
 def unpaced(sock: socket.socket) -> None:
     """Nothing can be congested between two ends of one host, where a paced algorithm (BBR) sends at two thirds of what memory gives."""
     with contextlib.suppress(OSError, AttributeError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-
-
-def unheard(sock: socket.socket) -> float:
-    """Seconds since the peer's system last confirmed anything; with `keepalive` it is asked to where nothing is sent.
-
-    A peer that stands still continues confirming: its system does that. 0 where this system does not tell. Raises OSError.
-    """
-    if not sys.platform.startswith("linux"):
-        return 0.0
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK + 4)
-    return float(struct.unpack_from("@I", info, _LAST_ACK)[0]) / 1000 if len(info) >= _LAST_ACK + 4 else 0.0
 
 
 def keepalive(sock: socket.socket) -> None:

@@ -38,8 +38,11 @@ class PodMemory:
     """Of process `local` of so many. What `fd` is open for has `size` bytes; it is taken over.
 
     Each process writes its own gradients. Sums are written over those of the first process that is present, each block by its owner.
-    `device` is where this process's tensors lie. For a GPU the memory is pinned in this process, where the driver allows that.
+    `device` is where this process's tensors lie. For a GPU the memory is pinned in this process, where the driver allows that. It is a
+    `PodSum` too: of gradients that all lie here, which the CPU adds.
     """
+
+    everyone = False
 
     def __init__(self, layout: Layout, processes: int, local: int, fd: int, device: torch.device = _CPU) -> None:
         self._layout, self._local = layout, local
@@ -171,21 +174,6 @@ class PodSum(Protocol):
         """
 
 
-class SharedSum:
-    """All gradients lie in shared memory, and the CPU adds."""
-
-    everyone = False
-
-    def __init__(self, memory: PodMemory) -> None:
-        self._memory = memory
-
-    def gather(self, gradients: Sequence[torch.Tensor | None], scale: float) -> None:
-        self._memory.gather(gradients, scale)
-
-    def sum(self, present: Sequence[int], active: Sequence[int], mean: bool) -> None:
-        self._memory.sum(present, active, mean)
-
-
 class ExchangedSum:
     """Each process gets the blocks that it owns from all others, and adds on its device. The memory for that is twice the model's.
 
@@ -274,7 +262,7 @@ def make_group(way: str, fd: int, local: int, processes: int, device: torch.devi
 
 def made(way: str, layout: Layout, memory: PodMemory, local: int, processes: int, device: torch.device, group: Any) -> PodSum:
     """The sum of that way."""
-    return SharedSum(memory) if way == SHARED else ExchangedSum(layout, memory, local, processes, device, group)
+    return memory if way == SHARED else ExchangedSum(layout, memory, local, processes, device, group)
 
 
 def meeting_place() -> int:

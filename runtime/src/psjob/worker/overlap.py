@@ -77,11 +77,8 @@ class Readiness:
         )
 
 
-@dataclass(frozen=True)
-class Tree:
-    """`rows` of the table that each module holds itself, by the module's path; one module under two paths is there twice."""
-
-    rows: Mapping[str, Sequence[int]]
+Tree = Mapping[str, Sequence[int]]
+"""Rows of the table that each module holds itself, by the module's path; one module under two paths is there twice."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def learned(layout: Layout, tree: Tree, ran: Sequence[str]) -> Use:
     """`ran` are the paths of the modules that ran in one forward pass, in the order in which each began first."""
     waits: dict[str, set[int]] = {path: set() for path in ran}
     at_once: set[int] = set()
-    for path, rows in tree.rows.items():
+    for path, rows in tree.items():
         blocks = {block.index for row in rows for block, _ in layout.pieces_of(row)}
         waiter = next((around for around in _around(path) if around in waits), None)
         (at_once if waiter is None else waits[waiter]).update(blocks)
@@ -133,7 +130,7 @@ CarryOut = Callable[[Callable[[], Any]], Any]
 def tree_of(model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> Tree:
     """Which rows of the table each module holds itself."""
     row_of = {id(p): row for row, p in enumerate(parameters)}
-    return Tree({path: [row_of[id(p)] for p in m._parameters.values() if id(p) in row_of] for path, m in _all_of(model)})
+    return {path: [row_of[id(p)] for p in m._parameters.values() if id(p) in row_of] for path, m in _all_of(model)}
 
 
 def install(model: torch.nn.Module, overlap: Overlap, carry_out: CarryOut, makes_again: Callable[[], bool]) -> None:
