@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.api.status import TERMINAL, JobStatus, stamp, starts_text
+from psjob_operator.api.status import JobStatus, stamp, starts_text
 from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan import objects
 from psjob_operator.plan.actions import CreateProcess
@@ -205,8 +205,8 @@ def check_transition(old: JobStatus | None, new: JobStatus) -> None:
     if old is None:
         return
     same_run = old.run == new.run
-    if old.phase in TERMINAL:
-        assert new.phase == old.phase or not same_run
+    if old.end is not None:
+        assert (new.end, new.phase) == (old.end, old.phase) or not same_run
         if same_run:
             assert new.completion_time == old.completion_time
     assert (new.internal.term or 0) >= (old.internal.term or 0)

@@ -56,7 +56,7 @@ def test_the_first_policy_that_answers_decides(snapshot: ObservedState, first: s
     decided = plan(snapshot, NOW)
     match answers[0][1]:
         case Ending() as ending:
-            assert (decided.status.phase, decided.events[0].reason) == (ending.phase, ending.reason) and not names(decided)
+            assert (decided.status.phase, decided.events[0].reason) == (ending.condition, ending.reason) and not names(decided)
         case Hold() as hold:
             assert decided == hold.plan and not names(decided)
         case RestartDecision() as raising:

@@ -464,6 +464,7 @@ def test_a_job_that_starts_or_resumes_has_not_recovered() -> None:
     assert up.status is not None and up.status.interruption is None
     again, raised = lost()
     assert raised.interruption is not None
-    stopped = replace(again, status=raised.model_copy(update={"phase": "Suspended", "start_time": None}), processes=())
+    asleep = with_internal(raised, ready_time=None, lost_time=None).model_copy(update={"start_time": None})
+    stopped = replace(again, status=asleep, processes=())
     resumed = plan(stopped, NOW + 60).status
     assert resumed.interruption is None and resumed.restarts == raised.restarts

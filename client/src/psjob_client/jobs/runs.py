@@ -195,7 +195,7 @@ class LocalJobs:
         job = await self.get(name)
         if run_folder.alive(path):
             raise Conflict(f"{path.name} runs; ", verb_step("get", path.name), " shows it")
-        if job.phase == "Complete":
+        if job.end == "Complete":
             raise Conflict(f"{path.name} is complete; submit it anew to train again")
         if job.manifest is None:
             raise Conflict(f"{path.name} kept no manifest; continue in a terminal: `psjob run JOB.yaml --resume {path}`")

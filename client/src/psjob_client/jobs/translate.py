@@ -28,7 +28,7 @@ from psjob_client.jobs.view import (
     WorkerView,
 )
 from psjob_client.local.status import WARNINGS, is_number, numbers, part, reports
-from psjob_operator.api.status import TERMINAL, JobStatus, unix
+from psjob_operator.api.status import JobStatus, unix
 from psjob_operator.plan.observed_state import Process
 
 KILLED = "psjob run was ended from outside; `psjob resume {run}` continues from its last checkpoint"
@@ -63,7 +63,7 @@ class RunFiles:
 def run_view(files: RunFiles) -> JobView:
     """The whole of a run of this machine."""
     status, coordinator = JobStatus.read(files.status), part(files.live, "coordinator")
-    phase, reason, message = _run_phase(files, status)
+    result, reason, message = _run_result(files, status)
     over = {} if files.alive else {"ended": finite(files.run.get("ended")) or (files.made if not files.run else None)}
     return _view(
         status,
@@ -72,13 +72,15 @@ def run_view(files: RunFiles) -> JobView:
         {key: _run_seat(key[0], seat, files.alive) for key, seat in seats(files.story).items()},
         time=finite(files.live.get("time")),
         absent="Running" if files.alive else "Ended",
-        gone=not files.alive and phase != "Complete",
+        gone=not files.alive and result != "Complete",
         id=files.id,
         name=str(files.run.get("job") or files.config.get("job") or files.id),
         where="local",
         place=files.place,
         run=files.id,
-        phase=phase,
+        phase=result or status.phase or "Pending",
+        end=None if result == "Suspended" else result,
+        suspended=result == "Suspended",
         reason=reason,
         message=message,
         fresh=files.alive,
@@ -114,6 +116,8 @@ def cluster_view(raw: Mapping[str, Any], context: str, pods: Sequence[Process] =
         namespace=namespace,
         run=status.run or str(metadata.get("uid") or "") or None,
         phase=status.phase or "Pending",
+        end=status.end,
+        suspended=status.holds("Suspended"),
         reason=reason,
         message=message,
         fresh=bool(coordinator),
@@ -231,8 +235,9 @@ def checkpoint_of(name: str, manifest: Mapping[str, Any], view: int, step: int, 
     )  # fmt: skip
 
 
-def _run_phase(files: RunFiles, status: JobStatus) -> tuple[Any, str, str]:
-    phase, result = status.phase or "Pending", files.run.get("result")
+def _run_result(files: RunFiles, status: JobStatus) -> tuple[Any, str, str]:
+    """Complete, Failed or Suspended (None: it continues), the reason and the sentence."""
+    result = files.run.get("result")
     if result in ("Complete", "Failed", "Suspended"):
         told = part(files.live, "coordinator")
         for key, reason in (("diverged", DIVERGED), ("drift", DIFFER)):
@@ -241,9 +246,9 @@ def _run_phase(files: RunFiles, status: JobStatus) -> tuple[Any, str, str]:
         failure = str(files.run.get("failure") or "")
         reason, _, message = failure.partition(": ")
         return result, reason if message else "", message or failure
-    if files.alive or phase in TERMINAL:
-        said = next((one for one in status.conditions if one.type == ("Failed" if phase == "Failed" else "Ready")), None)
-        return phase, said.reason if said else "", said.message if said else ""
+    if files.alive or status.end is not None:
+        said = status.condition("Failed" if status.end == "Failed" else "Ready")
+        return status.end, said.reason if said else "", said.message if said else ""
     return "Failed", "Killed", KILLED.format(run=files.id)
 
 

@@ -104,7 +104,7 @@ class Backend:
             decided = plan(snapshot, now)
             acted = self.act(decided)
             if not acted and not decided.intent:
-                self._spare.keep(self.phase == "Running", now)
+                self._spare.keep(self.status is not None and self.status.running, now)
                 return decided.wake_at
         raise RuntimeError(f"the job still changes after {MOST_ROUNDS} plans; please report {self.folder.path / 'status.json'}")
 

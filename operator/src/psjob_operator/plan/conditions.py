@@ -37,7 +37,7 @@ ORDER = (
     "LearningRateHigh",
     "Contended",
 )
-OF_THE_PHASE = ("Ready", "Reconciling", "Stalled", "Complete", "Failed")
+WRITTEN_ANEW = ("Ready", "Reconciling", "Stalled", "Complete", "Failed")
 """Types that are written anew each time: absent means False. All others stay, once they were written."""
 
 

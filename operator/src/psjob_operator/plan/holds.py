@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from psjob_operator.api.status import JobStatus, ShardStatus, short, stamp
 from psjob_operator.plan import objects, pods, terminal
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
-from psjob_operator.plan.conditions import OF_THE_PHASE, Say, resumed, starting, suspended, troubles, with_times
+from psjob_operator.plan.conditions import WRITTEN_ANEW, Say, resumed, starting, suspended, troubles, with_times
 from psjob_operator.plan.job_state import SUSPENDING, JobState, current_checkpoint, current_progress, pull_due
 from psjob_operator.plan.observed_state import Process
 from psjob_operator.plan.pods import FORCE
@@ -111,7 +111,7 @@ def _suspend(state: JobState) -> Plan:
 
 def _stall(state: JobState, reason: str, message: str) -> Plan:
     said = {kind: Say("False" if kind == "Ready" else "True", reason, message) for kind in ("Ready", "Stalled")}
-    kept = {it.type: Say(it.status, it.reason, it.message) for it in state.stored.conditions if it.type not in OF_THE_PHASE}
+    kept = {it.type: Say(it.status, it.reason, it.message) for it in state.stored.conditions if it.type not in WRITTEN_ANEW}
     kept |= resumed(state.stored.conditions, bool(state.observed.spec.suspend))
     generation = state.observed.generation
     update = {
@@ -131,15 +131,16 @@ def _status(state: JobState) -> JobStatus:
     if state.left:
         ends = f"processes end, and {leaving[1]}" if leaving else "processes make a last checkpoint and end"
         ending = starting(SUSPENDING, f"spec.suspend is true; {ends}{_kept(state)}")
-        status = describe(state, unchanged(state), state.stored.phase or "Pending", ending)
+        status = describe(state, unchanged(state), ending)
         return status.model_copy(update={"internal": status.internal.model_copy(update={"pending_starts": ""})})
-    status = describe(state, unchanged(state), "Suspended", suspended(f"spec.suspend is true; {_goes_on(state)}{_kept(state)}"))
+    status = describe(state, unchanged(state), suspended(f"spec.suspend is true; {_goes_on(state)}{_kept(state)}"))
     # A run that never began, or of which nothing is left that an older operator made, is pinned when it begins.
     shards = tuple(
         ShardStatus(index=shard.index, attempt=shard.attempt, state=shard.state if shard.state == "Finished" else "Pending")
         for shard in status.shards
     )
-    internal = status.internal.model_copy(update={"pending_starts": "", "pinned": state.stored.internal.pinned})
+    nobody = {"pending_starts": "", "ready_time": None, "lost_time": None}
+    internal = status.internal.model_copy(update={**nobody, "pinned": state.stored.internal.pinned})
     return status.model_copy(update={"shards": shards, "internal": internal, "start_time": None})
 
 

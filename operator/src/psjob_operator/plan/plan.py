@@ -104,6 +104,6 @@ def _events(state: JobState, decision: RestartDecision, status: JobStatus) -> tu
     if state.observed.contended and state.stored.condition("Contended") is None:
         events.append(Event("Warning", "Contended", state.observed.contended))
     # After a loss Restarted says why it stood still, and Recovered that training continues.
-    if status.phase == "Running" and state.stored.phase not in ("Running", "Recovering"):
+    if status.running and not state.has_run:
         events.append(Event("Normal", "Running", "all shards and workers are running"))
     return (*events, *recovered(state.stored, status))

@@ -169,7 +169,7 @@ def restarts(state: JobState, decision: RestartDecision) -> Restarts:
     reset = {"counted": 0, "counted_by_role": RoleCounts(), "last_reset": stamp(state.now)} if failures < before.counted else {}
     before = before.model_copy(update=reset)
     # Before the job first ran, an absent pod was most likely never made: its name was only reserved.
-    starting = state.stored.phase == "Pending"
+    starting = not state.has_run
     again = [seat for seat in decision.raised if seat.number and not (starting and seat.outcome.kind == "absent")]
     if decision.afresh or not again:
         return before
