@@ -68,7 +68,7 @@ def told(lags: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[st
         lag.see(value)
     for value in gaps:
         gap.see(value)
-    coordinator = {"step": 120, "loss": 0.25, "rate": 10.5, "pushBytes": 1 << 20, "lag": lag.told(), "gap": gap.told(), **said}
+    coordinator = {"step": 120, "loss": 0.25, "rate": 10.5, "pushBytes": 1 << 20, "staleness": lag.told(), "gap": gap.told(), **said}
     coordinator |= {"workers": [{"rank": 0, "idle": 0.2}, {"rank": 1, "idle": 0.4}, {"rank": 2, "idle": None}]}
     found = parse_status(json.dumps({"run": "x", "counters": {"applied": 480}, "coordinator": coordinator}).encode())
     assert found is not None
@@ -356,7 +356,7 @@ HISTOGRAM = st.fixed_dictionaries({"count": JSON, "sum": JSON, "buckets": st.lis
 
 @settings(max_examples=25)
 @given(
-    st.fixed_dictionaries({"lag": HISTOGRAM, "gap": HISTOGRAM, "step": JSON, "pushBytes": JSON, "workers": JSON, "checkpoint": JSON})
+    st.fixed_dictionaries({"staleness": HISTOGRAM, "gap": HISTOGRAM, "step": JSON, "pushBytes": JSON, "workers": JSON, "checkpoint": JSON})
 )
 def test_whatever_a_pod_says_the_page_is_in_form(said: Any) -> None:
     answer = parse_status(json.dumps({"coordinator": said}).encode())

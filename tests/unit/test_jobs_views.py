@@ -37,8 +37,8 @@ TOLD = {
         {"rank": 0, "clock": 42, "state": "joined", "start": 1, "rewinds": 1, "idle": 0.25, "passesAgain": 3},
         {"rank": 1, "clock": 40, "state": "absent"},
     ],
-    "checkpoint": {"step": 30, "view": 2, "time": 990.0, "bytes": 2048, "path": "x", "final": False},
-    "lag": {"count": 4, "sum": 8.0, "max": 3.0, "buckets": [[1, 2], [4, 4]]},
+    "checkpoint": {"step": 30, "term": 2, "time": 990.0, "bytes": 2048, "path": "x", "final": False},
+    "staleness": {"count": 4, "sum": 8.0, "max": 3.0, "buckets": [[1, 2], [4, 4]]},
     "diverged": "the loss is nan", "checkpointProblem": "disk full",
 }  # fmt: skip
 SHARD = {"index": 0, "attempt": 2, "counters": {"pushes": 7, "applied": 6}, "memory": {"rssBytes": 1 << 20}, "problem": None}

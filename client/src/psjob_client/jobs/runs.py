@@ -221,7 +221,7 @@ class LocalJobs:
             if made is None:
                 return not alive
             now = _object(path / "config.json").get("checkpoint") or {}
-            last = not alive and (newest is None or (made.view or 0, made.step) > (newest.view or 0, newest.step))
+            last = not alive and (newest is None or (made.term or 0, made.step) > (newest.term or 0, newest.step))
             if last or answers_request(made, number, now):
                 found[:] = [made]
             return bool(found) or not alive

@@ -225,12 +225,12 @@ def seats(story: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], dict[str,
     return found
 
 
-def checkpoint_of(name: str, manifest: Mapping[str, Any], view: int, step: int, time: float, path: str) -> CheckpointView:
+def checkpoint_of(name: str, manifest: Mapping[str, Any], term: int, step: int, time: float, path: str) -> CheckpointView:
     """A committed checkpoint by its manifest."""
     files = [*(manifest.get("files") or ()), *dict(manifest.get("tables") or {}).values(), manifest.get("records"), manifest.get("buffers")]
     size = sum(int(file.get("bytes") or 0) for file in files if isinstance(file, Mapping))
     return CheckpointView(
-        step=step, view=view, time=time, bytes=size or None, path=path, final=manifest.get("final") is True,
+        step=step, term=term, time=time, bytes=size or None, path=path, final=manifest.get("final") is True,
         observed_request=int(numbers(manifest, "request")) or None,
     )  # fmt: skip
 
@@ -457,15 +457,14 @@ def coordinator_facts(told: Mapping[str, Any], time: float | None) -> dict[str, 
     """Fields of JobView that the coordinator knows; `time`: when it said so."""
     if not told:
         return {}
-    lag, gap = lateness_view(part(told, "lag")), lateness_view(part(told, "gap"))
     return {
         "progress": progress_view(told, time),
         "checkpoint": checkpoint_view(part(told, "checkpoint")),
         "transfer": transfer_view(part(told, "checkpointProgress")),
         "codecs": _text(told.get("codecs")),
         "transport": _text(told.get("transport")),
-        "staleness": lag,
-        "gap": gap,
+        "staleness": lateness_view(part(told, "staleness")),
+        "gap": lateness_view(part(told, "gap")),
         "stages": stage_views(told),
         "warnings": tuple(str(told[name]) for name in WARNINGS if told.get(name)),
         "weights_sha256": _text(told.get("weightsSha256")),
@@ -493,7 +492,7 @@ def checkpoint_view(told: Mapping[str, Any]) -> CheckpointView | None:
         return None
     return CheckpointView(
         step=int(numbers(told, "step")),
-        view=int(numbers(told, "view")),
+        term=int(numbers(told, "term")),
         time=finite(told.get("time")),
         bytes=int(numbers(told, "bytes")) or None,
         path=_text(told.get("path")),
@@ -518,7 +517,7 @@ def shard_view(index: int, state: str, attempt: int, told: Mapping[str, Any] | N
         crashes=_count(counters, "crashes"),
         memory_bytes=int(numbers(told, "memory", "rssBytes")) or None,
         transfer=transfer_view(part(told, "transfer")),
-        staleness=lateness_view(part(told, "lag")),
+        staleness=lateness_view(part(told, "staleness")),
         gap=lateness_view(part(told, "gap")),
         problem=_text(told.get("problem")),
     )

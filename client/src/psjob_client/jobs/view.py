@@ -169,8 +169,8 @@ class CheckpointView(View):
     """When it was committed."""
     bytes: int | None = None
     """Size of its files together."""
-    view: int | None = None
-    """View that it was taken in: of two checkpoints, the one with the higher (view, step) is newer."""
+    term: int | None = None
+    """Term that it was taken in: of two checkpoints, the one with the higher (term, step) is newer."""
     path: str | None = None
     """Its manifest or folder."""
     final: bool = False

@@ -286,7 +286,7 @@ class Backend:
             contract.ENV_ROLE: action.role,
             contract.ENV_INDEX: str(action.index),
             contract.ENV_RUN: self.folder.run,
-            contract.ENV_TERM: str(action.view),
+            contract.ENV_TERM: str(action.term),
             contract.ENV_CONFIG: str(self.folder.config),
             contract.ENV_POD: action.name,
             contract.ENV_TERMINATION_LOG: str(self.folder.ending(action.name)),

@@ -485,7 +485,7 @@ def _of_told(page: _JobSeries, job: JobReading, now: float) -> None:
     page.set(LOSS, labels, said.get("loss"))
     page.set(PUSH_BYTES, labels, _natural(said.get("pushBytes")))
     page.set(PUSHES, labels, _natural(_map(job.told or {}, "counters").get("applied")))
-    page.histogram(STALENESS, labels, said.get("lag"))
+    page.histogram(STALENESS, labels, said.get("staleness"))
     page.histogram(GAP, labels, said.get("gap"))
     if not _trains(job.status):
         return  # a job that has ended or rests has no rate

@@ -107,7 +107,7 @@ def describe(state: JobState, decision: RestartDecision, said: Mapping[str, Say]
         ),
         run=state.observed.uid,
         internal=Internal(
-            term=decision.view or None,
+            term=decision.term or None,
             placed_term=decision.volume_group,
             worker_start=decision.start,
             pending_starts=starts_text(_pending(state, decision)),
@@ -490,7 +490,7 @@ def _begun(state: JobState, decision: RestartDecision) -> Interruption:
 class _Resumed:
     """The first step after the last interruption that shard 0 has seen."""
 
-    view: int
+    term: int
     start: int
     from_step: int
     at: float
@@ -503,20 +503,20 @@ class _Resumed:
         ended = state.shards[0].process is None or state.shards[0].process.exit is not None
         if not isinstance(told, Mapping) or asked is None or ended:
             return None
-        view, start, from_step, age = (
-            told_integer(told, "view"),
+        term, start, from_step, age = (
+            told_integer(told, "term"),
             told_integer(told, "start"),
             told_integer(told, "from"),
             told_number(told, "age"),
         )
-        if view is None or start is None or from_step is None or age is None or age < 0:
+        if term is None or start is None or from_step is None or age is None or age < 0:
             return None
-        return cls(view, start, from_step, asked - age) if age >= TOLD_SECONDS else None
+        return cls(term, start, from_step, asked - age) if age >= TOLD_SECONDS else None
 
     def is_after(self, interruption: Interruption, decision: RestartDecision) -> bool:
         """Were all processes there that were started again?"""
         since = unix(interruption.since)
-        return self.view >= decision.view and self.start >= decision.start and since is not None and self.at >= since - SLACK_SECONDS
+        return self.term >= decision.term and self.start >= decision.start and since is not None and self.at >= since - SLACK_SECONDS
 
 
 def _over(state: JobState, decision: RestartDecision, status: JobStatus, interruption: Interruption, resumed: _Resumed) -> JobStatus:
