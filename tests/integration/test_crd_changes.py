@@ -297,7 +297,6 @@ def test_a_finished_job_stays_finished(job_api: Api, job: str, phase: str) -> No
     for patch in (
         standing(phase, "False"),
         standing(other),
-        {"conditions": [*standing(phase)["conditions"], *standing(other)["conditions"]]},
         standing("Ready"),
         {"conditions": []},
         {"conditions": None},

@@ -44,9 +44,8 @@ from psjob_operator.cluster.main import answer_words
 from psjob_operator.cluster.observe import _lenient
 from psjob_operator.cluster.watch import Patience
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.holds import OURS
 from psjob_operator.plan.observed_state import Refusal
-from psjob_operator.plan.plan import plan
+from psjob_operator.plan.plan import OURS, plan
 from tests.support.typed import CliRunner
 from tests.unit.plan_given import NOW, job, running, with_internal
 

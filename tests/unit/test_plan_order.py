@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.plan.holds import Hold
 from psjob_operator.plan.job_state import JobState
 from psjob_operator.plan.observed_state import Objects, ObservedState
-from psjob_operator.plan.plan import POLICIES, plan
+from psjob_operator.plan.plan import POLICIES, Hold, plan
 from psjob_operator.plan.restarts import RestartDecision
 from psjob_operator.plan.terminal import Ending
 from tests.unit.plan_given import NOW, deleted, ended, job, names, pod, running

@@ -21,9 +21,8 @@ PATIENCE_SECONDS = 3.0
 """Shard 0 must have been asked so long after a worker's success was stored, so that a late word of it counts."""
 SUSPENDING = "Suspending"
 """Reason of Ready and Reconciling while processes end for a suspension."""
-
-
 PROGRESS_SECONDS = 60.0
+"""Progress is asked for, and written, no oftener."""
 RUNNING_SECONDS = 10.0
 """After all came up: asked at once, shard 0 would tell of workers that just attach, and that would stand for a minute."""
 SAME_SECONDS = 5.0

@@ -50,6 +50,7 @@ from psjob_operator.plan.conditions import (
     with_times,
 )
 from psjob_operator.plan.job_state import (
+    PROGRESS_SECONDS,
     JobState,
     Seat,
     current_checkpoint,
@@ -71,7 +72,6 @@ STAGE_WAITS, STAGE_WAIT_LENGTH = 8, 160
 """The first stages that wait say for what, each in so many characters: a job has up to 64."""
 COUNTERS_SECONDS = 10.0
 WORDS_SECONDS = 60.0
-PROGRESS_SECONDS = 60.0
 TOLD = ("CheckpointReady", DEGRADED, *OF_TRAINING)
 """Conditions that come from progress."""
 LEAVING = ("ClaimTerminating", "ClaimMissing")
