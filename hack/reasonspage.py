@@ -118,7 +118,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "psjob.dev/number": ("pods", "attempt of a shard, start of a worker"),
     "psjob.dev/attempt": ("pods of shards", "attempt"),
     "psjob.dev/start": ("pods of workers", "start"),
-    "psjob.dev/view": ("pods", "view in which the pod was made"),
+    "psjob.dev/term": ("pods", "term in which the pod was made"),
     "psjob.dev/stage": ("pods of workers", "name of the stage, in a model that is cut in stages"),
     "psjob.dev/placement": ("pods of shards", "number that those who share a volume have in common"),
     "psjob.dev/digest": ("the ConfigMap", "names its content"),

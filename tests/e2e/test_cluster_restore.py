@@ -48,12 +48,13 @@ def test_a_job_ends_right_after_its_api_server_was_restored(
         lose(kube, role)
     lost, said = kube.status(NAME), coordinator(kube, NAME)
     assert said is not None and said["step"] < STEPS
-    assert lost["workers"]["start"] > old["workers"]["start"]
-    print(f"lost: view {lost['view']}, start {lost['workers']['start']}, step {said['step']}; restored: view {old['view']}, start 1")
+    assert lost["internal"]["workerStart"] > old["internal"]["workerStart"]
+    term, start = lost["internal"]["term"], lost["internal"]["workerStart"]
+    print(f"lost: term {term}, start {start}, step {said['step']}; restored: term {old['internal']['term']}, start 1")
     etcd_restored.restore(node_cluster, tmp_path / "etcd")
-    assert kube.status(NAME)["workers"]["start"] == old["workers"]["start"] == 1
+    assert kube.status(NAME)["internal"]["workerStart"] == old["internal"]["workerStart"] == 1
     status = complete(kube, NAME)
-    print(f"view {status['view']}, start {status['workers']['start']}, {status['restarts']['causes']}")
+    print(f"term {status['internal']['term']}, start {status['internal']['workerStart']}, {status['restarts']['causes']}")
     if losses == MANY:
         assert status["restarts"]["causes"]["Fenced"] >= 2
         assert status["internal"]["term"] > lost["internal"]["term"] and status["internal"]["workerStart"] > lost["internal"]["workerStart"]

@@ -80,7 +80,7 @@ def test_a_zombie_shard_is_fenced_and_never_read(
         newest = pod_of(kube, name, "shard", 0)
         said = coordinator(kube, name)
         return newest["metadata"]["uid"] != zombie["metadata"]["uid"] and bool(
-            said and said["checkpoint"] and said["checkpoint"]["view"] >= 2
+            said and said["checkpoint"] and said["checkpoint"]["term"] >= 2
         )
 
     wait_for("the successor to commit a checkpoint of its own view", succeeded, 180, story=lambda: kube.story(name))

@@ -187,7 +187,9 @@ class Watched:
 
     def evidence(self) -> str:
         """What a person needs to see of a job that did not do as it should."""
-        told = {key: value for key, value in self.last.coordinator.items() if key not in ("passed", "workers", "lag", "gap", "metrics")}
+        told = {
+            key: value for key, value in self.last.coordinator.items() if key not in ("passed", "workers", "staleness", "gap", "metrics")
+        }
         status = next(iter(self.volume.folder.glob(".psjob/*/status.json")), None)
         logs = sorted(self.volume.folder.glob(".psjob/*/logs/*"), key=lambda path: path.stat().st_mtime)
         tails = [f"-- {path.name}\n{path.read_text()[-1500:]}" for path in logs[-8:] if path.stat().st_size]

@@ -282,11 +282,24 @@ def test_numbers_rise_and_shards_may_be_added(job_api: Api, job: str) -> None:
         assert code == 200, answer
 
 
+def standing(kind: str, status: str = "True") -> dict[str, Any]:
+    at = "2026-01-01T00:00:00Z"
+    return {"conditions": [{"type": kind, "status": status, "reason": "Told", "message": "", "lastTransitionTime": at}]}
+
+
 @pytest.mark.parametrize("phase", ["Complete", "Failed"])
 def test_a_finished_job_stays_finished(job_api: Api, job: str, phase: str) -> None:
-    assert job_api.merge(job, "digits", {"status": {"phase": phase}}, status=True)[0] == 200
-    assert job_api.merge(job, "digits", {"status": {"phase": phase, "completionTime": "2026-01-01T00:00:00Z"}}, status=True)[0] == 200
+    ended, other = {"phase": phase, **standing(phase)}, "Failed" if phase == "Complete" else "Complete"
+    assert job_api.merge(job, "digits", {"status": {"phase": phase}}, status=True)[0] == 200, "a word alone ends nothing"
+    assert job_api.merge(job, "digits", {"status": {"phase": "Running"}}, status=True)[0] == 200
+    assert job_api.merge(job, "digits", {"status": ended}, status=True)[0] == 200
+    assert job_api.merge(job, "digits", {"status": {**ended, "completionTime": "2026-01-01T00:00:00Z"}}, status=True)[0] == 200
     for patch in (
+        standing(phase, "False"),
+        standing(other),
+        standing("Ready"),
+        {"conditions": []},
+        {"conditions": None},
         {"phase": "Running"},
         {"phase": None},
         {"phase": "Failed" if phase == "Complete" else "Complete"},
@@ -307,9 +320,9 @@ def test_a_finished_job_stays_finished(job_api: Api, job: str, phase: str) -> No
 def test_a_status_from_a_backup_is_taken_over_with_higher_numbers_alone(job_api: Api, namespace: str) -> None:
     """A tool made the job again and wrote the old run's status back: its numbers bind, its facts do not."""
     assert job_api.create(namespace, FULL)[0] == 201
-    old = {**STATUS, "run": "old", "phase": "Complete"}
+    old = {**STATUS, "run": "old", "phase": "Complete", **standing("Complete")}
     assert job_api.merge(namespace, "digits", {"status": old}, status=True)[0] == 200
-    new = {"run": "new", "phase": "Pending", "shards": shards(2, 3), "internal": {"workerStart": 3}}
+    new = {"run": "new", "phase": "Pending", "conditions": [], "shards": shards(2, 3), "internal": {"workerStart": 3}}
     assert job_api.merge(namespace, "digits", {"status": new}, status=True)[0] == 422
     new["internal"] = {"term": 4, "workerStart": 3}
     assert job_api.merge(namespace, "digits", {"status": {**new, "shards": shards(1, 1)}}, status=True)[0] == 422

@@ -345,7 +345,7 @@ def test_a_lost_checkpoint_ends_the_job(place: World, node: str, name: str) -> N
 @together
 def test_a_fenced_shard_goes_above_the_view_that_it_met(place: World, node: str, name: str) -> None:
     running(place, name, node)
-    place.end(f"{name}-shard-0-a1", 76, message='{"fenced": {"view": 7}}')
+    place.end(f"{name}-shard-0-a1", 76, message='{"fenced": {"term": 7}}')
     counts = restarted(place, name, f"{name}-shard-0-a2")
     assert counts["counted"] == 0
     assert place.status(name)["internal"]["term"] == 8

@@ -51,7 +51,7 @@ class Shard:
         self.questions = place.run_keys()["questions"]
 
     def say(self, step: int, **told: Any) -> None:
-        checkpoint = {"step": 100, "view": 1, "time": 1790000000.0, "age": 5.0, "bytes": 4096, "path": "x", "final": False}
+        checkpoint = {"step": 100, "term": 1, "time": 1790000000.0, "age": 5.0, "bytes": 4096, "path": "x", "final": False}
         common = {"mode": "sync", "loss": 0.25, "rate": 10.5, "metrics": {}, "checkpoint": checkpoint, "resumed": None, "stepsLost": 0}
         workers = [
             {"rank": rank, "clock": step, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.25, "here": True} for rank in range(2)
@@ -119,7 +119,7 @@ def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> No
     assert value(operator, "psjob_job_interrupted_seconds", **at) >= 0
     place.run("job-shard-1-a2", node=node, address=shard.address)
     place.until_phase("Running")
-    shard.say(101, resumed={"view": 2, "start": 1, "from": 100, "step": 101, "age": 1.0}, stepsLost=25)
+    shard.say(101, resumed={"term": 2, "start": 1, "from": 100, "step": 101, "age": 1.0}, stepsLost=25)
     place.until("the recovery to be told", lambda: place.status().get("lastRecovery"))
     status = place.status()
     assert status["lastRecovery"]["cause"] == "OOMKilled" and status["lastRecovery"]["stepsLost"] == 25
@@ -152,7 +152,7 @@ def test_another_operator_goes_on_with_an_interruption(place: World, shard: Shar
     operator.kill()
     operator.start()
     place.run("job-worker-1-r2", node=node, address=shard.address)
-    shard.say(126, mode="async", resumed={"view": 1, "start": 2, "from": 125, "step": 126, "age": 1.0}, updatesLost=0)
+    shard.say(126, mode="async", resumed={"term": 1, "start": 2, "from": 125, "step": 126, "age": 1.0}, updatesLost=0)
     place.until("the recovery to be told", lambda: place.status().get("lastRecovery"))
     assert place.status()["lastRecovery"]["updatesLost"] == 0
     place.until("the histogram", lambda: value(operator, "psjob_recovery_seconds_count", cause="Error") == 1)

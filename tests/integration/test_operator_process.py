@@ -99,10 +99,10 @@ def test_who_waits_for_a_checkpoint_sees_in_the_status_that_the_request_is_answe
     """`kubectl wait` on the field. Progress is written once a minute, an answer at once."""
     told: dict[str, Any] = {"step": 100, "request": None}
     keys: dict[str, bytes] = {}
-    own: dict[str, Any] = {"index": 0, "attempt": 1, "view": 1, "state": "serving"}
+    own: dict[str, Any] = {"index": 0, "attempt": 1, "term": 1, "state": "serving"}
 
     def says(_: str) -> dict[str, Any]:
-        checkpoint = {"step": told["step"], "view": 1, "time": 1790000000.0, "age": 5.0, "bytes": 4096, "path": "x", "final": False}
+        checkpoint = {"step": told["step"], "term": 1, "time": 1790000000.0, "age": 5.0, "bytes": 4096, "path": "x", "final": False}
         coordinator = {"step": 120, "checkpoint": {**checkpoint, "observedRequest": told["request"]}}
         return {**own, "coordinator": coordinator}
 
@@ -141,8 +141,8 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
 
     def told(_: str) -> dict[str, Any]:
         numbers = {"step": 120, "loss": 0.25, "rate": 10.5, "eta": 8.0, "totalSteps": 200, "metrics": {}, "workers": []}
-        checkpoint = {"step": 100, "view": 1, "time": 1790000000.0, "bytes": 4096, "path": "x", "final": False}
-        own = {"run": uid["run"], "index": 0, "attempt": 1, "view": 1, "state": "serving"}
+        checkpoint = {"step": 100, "term": 1, "time": 1790000000.0, "bytes": 4096, "path": "x", "final": False}
+        own = {"run": uid["run"], "index": 0, "attempt": 1, "term": 1, "state": "serving"}
         return {**own, "coordinator": {**numbers, "checkpoint": checkpoint}}
 
     port = StatusPort(told, lambda: keys.get("questions", b""))

@@ -32,12 +32,12 @@ def told():
     step = base + int((time.time() - began) * 100)
     counters = {"pushes": step, "applied": step, "duplicatesRefused": 0, "updatesLost": 0}
     counters |= {"acknowledged": {"0": step}, "firstApplied": began}
-    answer = {"run": config["run"], "index": index, "attempt": attempt, "view": 1, "state": "serving", "counters": counters}
+    answer = {"run": config["run"], "index": index, "attempt": attempt, "term": 1, "state": "serving", "counters": counters}
     if index == 0:
         answer["coordinator"] = {"step": step, "loss": 0.5, "rate": 100.0, "eta": None, "totalSteps": None,
             "metrics": {"test_accuracy": 0.9781},
             "workers": [{"rank": 0, "idle": 0.25}, {"rank": 1}],
-            "checkpoint": {"step": max(0, step - patient), "view": 1, "time": time.time(), "bytes": 1, "path": "x", "final": False},
+            "checkpoint": {"step": max(0, step - patient), "term": 1, "time": time.time(), "bytes": 1, "path": "x", "final": False},
             "checkpointProblem": None, "waiting": None, "weightsSha256": "abc", "failure": None, "passed": [[step, time.time()]]}
     if absent and index == 0:
         gone = [{"rank": rank, "state": "absent"} for rank in range(config["workers"])]

@@ -176,7 +176,7 @@ EMPTY = {"count": 0, "sum": 0, "max": 0, "buckets": []}
 
 def real(title: str, lag: Mapping[str, Any], gap: Mapping[str, Any], idle: list[float | None], mean: float | None) -> SideOutcome:
     """A job of 30 pushes on each of two shards, by the last line of its history."""
-    last = {"time": 13.0, "step": 5, "metrics": {}, "passed": [[1, 10.0], [5, 12.0]], "lag": lag, "gap": gap, "idle": idle}
+    last = {"time": 13.0, "step": 5, "metrics": {}, "passed": [[1, 10.0], [5, 12.0]], "staleness": lag, "gap": gap, "idle": idle}
     return outcome(title, "psjob run", "Complete", [last], {"applied": 60, "staleness": mean and {"mean": mean}})
 
 

@@ -52,7 +52,9 @@ def test_a_job_runs_to_its_end_and_its_metric_is_the_last_line(tmp_path: Path) -
     assert told["pushes"] > 0 and told["weights_sha256"] == "abc" and told["recoveries"] == []
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
     last = lines[-1]
-    assert last["lag"]["count"] == last["gap"]["count"] == 0 and last["idle"] == [0.25, None], "what was wasted stands in the last line"
+    assert last["staleness"]["count"] == last["gap"]["count"] == 0 and last["idle"] == [0.25, None], (
+        "what was wasted stands in the last line"
+    )
     steps = [line["step"] for line in lines]
     assert (
         steps[:-1] == sorted(set(steps[:-1]))

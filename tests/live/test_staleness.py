@@ -94,8 +94,8 @@ def test_lag_and_gap_of_every_push_are_those_of_the_schedule(workers: int, mean:
     """Row C2; a sample of all elements is the gap itself, and the usual sample comes near it."""
     work, sampled = looked(0.05, workers, 60, WHOLE), looked(0.05, workers, 8)
     told = work.staleness.told()
-    assert told["lag"]["sum"] / told["lag"]["count"] == pytest.approx(mean, abs=0.06)
-    assert told["lag"]["count"] == len(work.gaps) == 60 * Digits.updates_per_epoch
+    assert told["staleness"]["sum"] / told["staleness"]["count"] == pytest.approx(mean, abs=0.06)
+    assert told["staleness"]["count"] == len(work.gaps) == 60 * Digits.updates_per_epoch
     assert told["gap"]["sum"] == pytest.approx(sum(work.compared()), rel=1e-4)
     assert told["gap"]["count"] == len(work.compared()) < len(work.gaps) / 4
     work.gaps = work.gaps[FIRST + workers :]
@@ -190,12 +190,12 @@ def test_a_push_is_seen_when_its_last_block_is_and_as_late_as_its_latest() -> No
         blocks[block].counted([PendingPush(Push(1, 0, base), Lent(weights), False, info)], weights + 3, n, 0)
 
     count(0, 5, 7)
-    assert staleness.told()["lag"]["count"] == 0
+    assert staleness.told()["staleness"]["count"] == 0
     count(1, 5, 9)
     told = staleness.told()
-    assert (told["lag"]["count"], told["lag"]["sum"], told["gap"]["sum"]) == (1, 4, 3.0)
+    assert (told["staleness"]["count"], told["staleness"]["sum"], told["gap"]["sum"]) == (1, 4, 3.0)
     count(0, None, 9)  # of weights that a restore has undone
-    assert staleness.told()["lag"]["count"] == 1
+    assert staleness.told()["staleness"]["count"] == 1
 
 
 def quadratic(steps: int, lr: float, workers: int) -> Any:
@@ -218,16 +218,16 @@ def test_a_job_tells_how_late_its_pushes_are_and_warns(tmp_path: Path, caplog: p
     act, made = quadratic(20, 1.0, 6)
     with serving(tmp_path, workers=6, shards=2, mode="async") as shards:
         all_well([Worker(shards, rank, *pair) for rank, pair in enumerate(made)], act)
-        assert eventually(lambda: status(shards.servers[0])["coordinator"]["lag"]["count"] == 240), "both shards' are added up"
+        assert eventually(lambda: status(shards.servers[0])["coordinator"]["staleness"]["count"] == 240), "both shards' are added up"
         told = [status(server) for server in shards.servers]
-    for word in ("lag", "gap"):
+    for word in ("staleness", "gap"):
         whole, parts = told[0]["coordinator"][word], [one[word] for one in told]
         assert whole["sum"] == pytest.approx(sum(part["sum"] for part in parts)) and whole["max"] == max(part["max"] for part in parts)
         counts = zip(*([count for _, count in part["buckets"]] for part in parts), strict=True)
         assert [count for _, count in whole["buckets"]] == [sum(both) for both in counts]
     for one in told:
-        assert one["lag"]["count"] == one["gap"]["count"] == one["counters"]["applied"] == 120
-        assert 0 < one["lag"]["sum"] / 120 < 12 and one["gap"]["sum"] > 0
+        assert one["staleness"]["count"] == one["gap"]["count"] == one["counters"]["applied"] == 120
+        assert 0 < one["staleness"]["sum"] / 120 < 12 and one["gap"]["sum"] > 0
         json.dumps(one, allow_nan=False)
     assert told[0]["coordinator"]["warning"] in caplog.text and "training may diverge" in told[0]["coordinator"]["warning"]
 
@@ -238,6 +238,6 @@ def test_nothing_is_late_in_sync_nor_alone(tmp_path: Path, mode: str, workers: i
     with serving(tmp_path, workers=workers, shards=1, mode=mode) as shards:
         all_well([Worker(shards, rank, *pair) for rank, pair in enumerate(made)], act)
         told = status(shards.servers[0])
-    assert told["coordinator"]["warning"] is None and (told["coordinator"]["lag"] is None) == (lag is None)
-    sums = [told[name] and (told[name]["count"], told[name]["max"]) for name in ("lag", "gap")]
+    assert told["coordinator"]["warning"] is None and (told["coordinator"]["staleness"] is None) == (lag is None)
+    sums = [told[name] and (told[name]["count"], told[name]["max"]) for name in ("staleness", "gap")]
     assert sums == ([None, None] if lag is None else list(itertools.repeat((10, 0), 2)))

@@ -82,7 +82,7 @@ def disturb(world: World, brains: list[Brain], this: tuple[object, ...]) -> None
         case ("exit", (str(role), int(index)), int(code)):
             pod = world.current(role, index)
             if pod is not None and not (code == EXIT_FENCED and role == "worker"):
-                message = f'{{"fenced": {{"view": {(stored(world).internal.term or 0) + 2}}}}}' if code == EXIT_FENCED else ""
+                message = f'{{"fenced": {{"term": {(stored(world).internal.term or 0) + 2}}}}}' if code == EXIT_FENCED else ""
                 world.end(pod.name, code, message=message)
         case ("delete", (str(role), int(index))):
             pod = world.current(role, index)

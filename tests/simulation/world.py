@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.api.status import TERMINAL, JobStatus, stamp, starts_text
+from psjob_operator.api.status import JobStatus, stamp, starts_text
 from psjob_operator.contract import EXIT_RETRY
 from psjob_operator.plan import objects
 from psjob_operator.plan.actions import CreateProcess
@@ -59,7 +59,7 @@ class World:
     created: Counter[str] = field(default_factory=Counter)
     history: list[JobStatus] = field(default_factory=list)
     requests: Counter[str] = field(default_factory=Counter)
-    views: dict[str, int] = field(default_factory=dict)
+    terms: dict[str, int] = field(default_factory=dict)
 
     # ---- the API server ---------------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class World:
             raise Conflict
         assert action.pinned.key in self.keys, f"{action.name} would wait for a Secret that nobody has made"
         self.created[action.name] += 1
-        self.views[action.name] = action.view
+        self.terms[action.name] = action.term
         self.pods[action.name] = Process(
             name=action.name,
             uid=f"{action.name}-{sum(self.created.values())}",
@@ -177,7 +177,7 @@ class World:
             return None
         checkpoint = None
         if self.committed is not None:
-            checkpoint = {"step": self.committed, "view": 1, "time": self.now, "bytes": 10, "path": "run-1", "final": self.final}
+            checkpoint = {"step": self.committed, "term": 1, "time": self.now, "bytes": 10, "path": "run-1", "final": self.final}
         return {"run": self.uid, "coordinator": {"step": int(self.step), "loss": 0.5, "rate": 1.0, "eta": None, "checkpoint": checkpoint}}
 
     @property
@@ -205,8 +205,8 @@ def check_transition(old: JobStatus | None, new: JobStatus) -> None:
     if old is None:
         return
     same_run = old.run == new.run
-    if old.phase in TERMINAL:
-        assert new.phase == old.phase or not same_run
+    if old.end is not None:
+        assert (new.end, new.phase) == (old.end, old.phase) or not same_run
         if same_run:
             assert new.completion_time == old.completion_time
     assert (new.internal.term or 0) >= (old.internal.term or 0)

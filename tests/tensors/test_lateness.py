@@ -26,12 +26,12 @@ def word(attempt: int, began: float, lags: list[int]) -> dict[str, Any]:
 
 
 def counts(lateness: StalenessHistogram) -> tuple[int, float, float]:
-    lag = lateness.told()["lag"]
+    lag = lateness.told()["staleness"]
     return lag["count"], lag["sum"], lag["max"]
 
 
 def test_until_a_shard_has_told_nothing_is_known() -> None:
-    assert StalenessHistogram().told() == {"lag": None, "gap": None}
+    assert StalenessHistogram().told() == {"staleness": None, "gap": None}
 
 
 def test_shards_add_up_and_what_one_of_them_had_seen_stays() -> None:
@@ -48,7 +48,7 @@ def test_shards_add_up_and_what_one_of_them_had_seen_stays() -> None:
     assert counts(lateness) == (5, 14.0, 7.0), "the lost one's word came late"
     lateness.heard(1, word(2, 9.0, [4]))
     assert counts(lateness) == (6, 18.0, 7.0), "it was restored where it was"
-    told = lateness.told()["lag"]
+    told = lateness.told()["staleness"]
     assert [count for edge, count in told["buckets"] if edge in (0, 1, 2, 3, 4, 8)] == [0, 2, 3, 4, 5, 6]
 
 
@@ -86,7 +86,7 @@ def test_each_push_is_counted_once_whatever_begins_anew(seed: int) -> None:
             whole, told[shard] = whole + len(seen[shard]) - told[shard], len(seen[shard])
         else:
             attempts[shard], seen[shard], told[shard] = attempts[shard] + 1, [], 0
-        assert lateness.told()["lag"]["count"] == whole
+        assert lateness.told()["staleness"]["count"] == whole
 
 
 GOOD = word(1, 5.0, [1, 2, 3])
@@ -116,7 +116,7 @@ def test_what_is_no_such_word_is_refused_and_changes_nothing(change: dict[str, A
     before = lateness.told()
     with pytest.raises((ValueError, KeyError, TypeError)):
         lateness.heard(1, GOOD | change)
-    assert lateness.told() == before and before["lag"]["count"] == 3
+    assert lateness.told() == before and before["staleness"]["count"] == 3
 
 
 def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: B006
@@ -126,18 +126,18 @@ def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: 
         lag.see(value)
     for value in gaps:
         gap.see(value)
-    found: dict[str, Any] = json.loads(json.dumps({"lag": lag.told(), "gap": gap.told()}))
+    found: dict[str, Any] = json.loads(json.dumps({"staleness": lag.told(), "gap": gap.told()}))
     return found
 
 
 def test_shards_are_summed_and_a_quantile_is_the_edge_of_its_bucket() -> None:
-    late = lateness([told([0, 1, 1], [0.5]), told([2, 5], [1.5, 1.0]), {"lag": None, "gap": None}, {}])
+    late = lateness([told([0, 1, 1], [0.5]), told([2, 5], [1.5, 1.0]), {"staleness": None, "gap": None}, {}])
     assert late == {"staleness": {"median": 1, "p95": 5, "max": 5, "mean": 1.8}, "gap": {"mean": 1.0, "max": 1.5}}
     assert lateness_line(late) == "staleness of pushes: 1 updates (median), 5 (95 %), 5 (largest); the mean gap was 1"
     assert lateness([told([7] * 20)]) is not None and lateness([told([7] * 20 + [20])])["staleness"]["p95"] == 8  # type: ignore[index]
 
 
-@pytest.mark.parametrize("statuses", [[], [{}], [{"lag": None}], [{"lag": "x", "gap": 3}], [told([])]])
+@pytest.mark.parametrize("statuses", [[], [{}], [{"staleness": None}], [{"staleness": "x", "gap": 3}], [told([])]])
 def test_a_run_without_late_pushes_has_nothing_to_tell(statuses: list[dict[str, Any]]) -> None:
     assert lateness(statuses) is None
 

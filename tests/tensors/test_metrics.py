@@ -40,6 +40,7 @@ from tests.unit.api_manifest import GOOD
 NOW = 1_790_000_000.0
 STATUS: dict[str, Any] = {
     "phase": "Running",
+    "internal": {"readyTime": "2026-09-21T14:01:00Z"},
     "shardsReady": "2/2",
     "workersReady": "3/4",
     "startTime": "2026-09-21T14:00:00Z",
@@ -50,6 +51,16 @@ STATUS: dict[str, Any] = {
 }
 
 
+COMPLETE, FAILED = ({"type": kind, "status": "True"} for kind in ("Complete", "Failed"))
+RESTS: dict[str, dict[str, Any]] = {
+    "Complete": {"conditions": [COMPLETE]},
+    "Failed": {"conditions": [FAILED]},
+    "Suspended": {"internal": {}, "startTime": None},
+    "Pending": {"internal": {}},
+}
+"""What of a status says that a job in this phase does not train."""
+
+
 def told(lags: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[str, Any]:  # noqa: B006
     """As shard 0's status port says it, by way of JSON."""
     lag, gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
@@ -57,7 +68,7 @@ def told(lags: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[st
         lag.see(value)
     for value in gaps:
         gap.see(value)
-    coordinator = {"step": 120, "loss": 0.25, "rate": 10.5, "pushBytes": 1 << 20, "lag": lag.told(), "gap": gap.told(), **said}
+    coordinator = {"step": 120, "loss": 0.25, "rate": 10.5, "pushBytes": 1 << 20, "staleness": lag.told(), "gap": gap.told(), **said}
     coordinator |= {"workers": [{"rank": 0, "idle": 0.2}, {"rank": 1, "idle": 0.4}, {"rank": 2, "idle": None}]}
     found = parse_status(json.dumps({"run": "x", "counters": {"applied": 480}, "coordinator": coordinator}).encode())
     assert found is not None
@@ -163,7 +174,7 @@ def test_stages_are_told_by_the_names_that_the_status_has() -> None:
     assert {name: of(name, "front") for name in front} == front
     assert {name: of(name, "back") for name in front} == dict.fromkeys(front) | {"idle_share": 1}
     assert of("step", "of a stranger") is None
-    over = page(job(answer=told(stages=stages), **status, phase="Complete"))
+    over = page(job(answer=told(stages=stages), **status, phase="Complete", conditions=[COMPLETE]))
     assert value(over, "psjob_job_stage_idle_share", namespace="a", job="one", stage="front") is None
     for odd in (None, "x", {"name": "front"}, [None]):
         page(job(answer=told(stages=odd), stages=odd))
@@ -204,10 +215,10 @@ def test_the_interval_of_checkpoints_is_told_as_the_job_has_it(brief: dict[str, 
 
 def test_a_job_that_failed_has_nobody_ready_and_a_time() -> None:
     at = {"namespace": "a", "job": "one"}
-    found = page(job(phase="Failed", completionTime=stamp(NOW - 60)))
+    found = page(job(phase="Failed", conditions=[FAILED], completionTime=stamp(NOW - 60)))
     for name, number in {"workers_ready": 0, "shards_ready": 0, "workers": 4, "shards": 2, "completion_time_seconds": NOW - 60}.items():
         assert value(found, f"psjob_job_{name}", **at) == number, name
-    found = page(job(phase="Complete", completionTime=stamp(NOW - 60)))
+    found = page(job(phase="Complete", conditions=[COMPLETE], completionTime=stamp(NOW - 60)))
     assert value(found, "psjob_job_workers_ready", **at) == 3
     assert value(page(job()), "psjob_job_completion_time_seconds", **at) is None
 
@@ -217,9 +228,9 @@ def test_the_first_fault_of_a_process_is_an_increase() -> None:
     assert {value(found, "psjob_operator_turns_total", result=result) for result in ("ok", "api", "error")} == {0}
 
 
-@pytest.mark.parametrize("phase", ["Complete", "Failed", "Suspended", "Pending"])
+@pytest.mark.parametrize("phase", RESTS)
 def test_a_job_that_does_not_run_has_no_rate_and_no_age(phase: str) -> None:
-    found = page(job(answer=told(), phase=phase, interruption=None))
+    found = page(job(answer=told(), phase=phase, interruption=None, **RESTS[phase]))
     for name in ("steps_per_second", "wait_share", "checkpoint_age_seconds", "progress_age_seconds", "interrupted_seconds"):
         assert value(found, f"psjob_job_{name}", namespace="a", job="one") is None, name
     assert value(found, "psjob_job_pushes_total", namespace="a", job="one") == 480
@@ -344,11 +355,13 @@ HISTOGRAM = st.fixed_dictionaries({"count": JSON, "sum": JSON, "buckets": st.lis
 
 
 @settings(max_examples=25)
-@given(st.fixed_dictionaries({"lag": HISTOGRAM, "gap": HISTOGRAM, "step": JSON, "pushBytes": JSON, "workers": JSON, "checkpoint": JSON}))
+@given(
+    st.fixed_dictionaries({"staleness": HISTOGRAM, "gap": HISTOGRAM, "step": JSON, "pushBytes": JSON, "workers": JSON, "checkpoint": JSON})
+)
 def test_whatever_a_pod_says_the_page_is_in_form(said: Any) -> None:
     answer = parse_status(json.dumps({"coordinator": said}).encode())
     assert answer is not None
-    found = page(JobReading(JobKey("n", "j"), {}, {"phase": "Running"}, answer, NOW), meter=Meter())
+    found = page(JobReading(JobKey("n", "j"), {}, STATUS, answer, NOW), meter=Meter())
     for name in ("psjob_push_staleness", "psjob_push_gap"):
         buckets = [sample for sample in found[name].samples if sample.name.endswith("_bucket")]
         edges = [float(sample.labels["le"]) for sample in buckets]

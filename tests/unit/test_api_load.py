@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 from psjob_operator.api import load
 from psjob_operator.api.crd import node
 from psjob_operator.api.load import load_documents, load_job
-from psjob_operator.api.renamed import FIELDS, VALUES
 from psjob_operator.api.status import short
-from psjob_operator.api.validate import LARGEST_SPEC, every_problem, schema, validate_job
+from psjob_operator.api.validate import LARGEST_SPEC, RENAMED_FIELDS, RENAMED_VALUES, every_problem, schema, validate_job
 from psjob_operator.cluster.cache import JobStore
 from psjob_operator.cluster.client import JOBS, JobKey
 from psjob_operator.cluster.observe import _spec
@@ -367,16 +366,16 @@ def refusals(path: str, value: Any) -> list[str]:
     return [re.sub(r"\[\d+\]", "[]", str(problem)) for problem in problems]
 
 
-@pytest.mark.parametrize("path", FIELDS)
+@pytest.mark.parametrize("path", RENAMED_FIELDS)
 def test_an_old_field_is_refused_with_the_present_one(path: str) -> None:
-    assert f'{path}: unknown field "{path}"; {FIELDS[path]}' in refusals(path, {})
-    named = re.findall(r"spec(?:\.[A-Za-z]+(?:\[\])?)+", FIELDS[path])
+    assert f'{path}: unknown field "{path}"; {RENAMED_FIELDS[path]}' in refusals(path, {})
+    named = re.findall(r"spec(?:\.[A-Za-z]+(?:\[\])?)+", RENAMED_FIELDS[path])
     assert named and all(node(schema(), present) for present in named)
     with pytest.raises(KeyError):
         node(schema(), path)
 
 
-@pytest.mark.parametrize(("path", "old"), sorted((path, old) for path, words in VALUES.items() for old in words))
+@pytest.mark.parametrize(("path", "old"), sorted((path, old) for path, words in RENAMED_VALUES.items() for old in words))
 def test_an_old_value_is_refused_with_the_present_one(path: str, old: str) -> None:
     (said,) = [each for each in refusals(path, old) if each.startswith(f"{path}: Unsupported value")]
-    assert said.endswith(f"; write {VALUES[path][old]}") and VALUES[path][old] in node(schema(), path)["enum"]
+    assert said.endswith(f"; write {RENAMED_VALUES[path][old]}") and RENAMED_VALUES[path][old] in node(schema(), path)["enum"]

@@ -44,11 +44,10 @@ from psjob_operator.cluster.main import answer_words
 from psjob_operator.cluster.observe import _lenient
 from psjob_operator.cluster.watch import Patience
 from psjob_operator.plan.actions import CreateProcess
-from psjob_operator.plan.holds import OURS
 from psjob_operator.plan.observed_state import Refusal
-from psjob_operator.plan.plan import plan
+from psjob_operator.plan.plan import OURS, plan
 from tests.support.typed import CliRunner
-from tests.unit.plan_given import NOW, job, running
+from tests.unit.plan_given import NOW, job, running, with_internal
 
 POLICY = "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'frozen' with binding 'frozen' denied request: failed expression: false"
 WEBHOOK = 'admission webhook "guard.example.com" denied the request: spec.containers[0].image: not from our registry'
@@ -352,7 +351,8 @@ def test_a_template_of_which_a_checkpoint_was_made_ends_no_job_when_it_is_resume
     assert begun.status is not None
     for step, phase in ((0, "Failed"), (7, "Pending")):
         kept = CheckpointStatus(step=step, time="2026-01-01T00:00:00Z") if step else None
-        status = begun.status.model_copy(update={"phase": "Suspended", "conditions": (), "checkpoint": kept})
+        slept = with_internal(begun.status, ready_time=None, lost_time=None)
+        status = slept.model_copy(update={"start_time": None, "conditions": (), "checkpoint": kept})
         resumed = plan(replace(begun, processes=(), status=status), NOW)
         name = next(iter(sorted(resumed.grants)))
         refusal = Refusal(name, 422, "spec.containers[0].image: Required value", NOW, 1, invalid=True)

@@ -254,8 +254,20 @@ KEY = JobKey("n", "job")
 _versions = iter(range(1, 1_000_000))
 
 
+AT = "2026-01-01T00:00:00Z"
+STANDS: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "Pending": {"startTime": AT},
+    "Running": {"startTime": AT, "internal": {"readyTime": AT}},
+    "Recovering": {"startTime": AT, "internal": {"readyTime": AT, "lostTime": AT}},
+    "Suspended": {"internal": {}},
+    "Complete": {"startTime": AT, "internal": {"readyTime": AT}, "completionTime": AT},
+}
+"""What of a status says that a job is in this phase."""
+
+
 def job(phase: str | None, run: str | None = "u", workers: int = 2, **metadata: Any) -> dict[str, Any]:
-    status = {"phase": phase, **({"run": run} if run else {})} if phase else {}
+    status = {**STANDS[phase], **({"run": run} if run and phase else {})}
     spec = {"shards": {"replicas": 1}, "workers": {"replicas": workers}}
     return {
         "metadata": {"namespace": "n", "name": "job", "uid": "u", "resourceVersion": str(next(_versions)), **metadata},
@@ -295,6 +307,7 @@ UP = [pod("s", role="shard"), pod("w0"), pod("w1")]
         ("Recovering", "u", UP[:2], queue.RECOVERING),
         ("Recovering", "u", [*UP[:2], pod("w1", "Pending")], queue.LATER),
         ("Recovering", "u", UP, queue.NEAR),
+        ("Suspended", "u", [], queue.LATER),
         ("Complete", "u", [], queue.LATER),
     ],
 )

@@ -24,13 +24,13 @@ from tests.unit.plan_given import NOW, UID, ended, job, pod, running
 
 KEY = bytes(range(32))
 LATE = {"count": 4, "sum": 6.0, "max": 3.0, "buckets": [[0, 1], [1, 2], [3, 4]]}
-CHECKPOINT = {"step": 3, "view": 1, "time": 999_000.0, "age": 3.5, "bytes": 1000, "path": "/checkpoints/run-1", "final": False}
+CHECKPOINT = {"step": 3, "term": 1, "time": 999_000.0, "age": 3.5, "bytes": 1000, "path": "/checkpoints/run-1", "final": False}
 STAGE = {
     "index": 0, "name": "front", "desired": 2, "ready": 1, "step": 5, "delay": 0.0, "idle": 0.5, "rssBytes": 1 << 28, "peakBytes": 1 << 29,
     "devicePeakBytes": 1 << 30, "waiting": "gradients of micro-batch 1 of step 5 from worker 2 (stage 1), for 4 s",
 }  # fmt: skip
 COORDINATOR: dict[str, Any] = {
-    "mode": "async", "lag": LATE, "gap": LATE, "step": 5, "loss": 0.5, "rate": 2.0, "eta": 10.0, "totalSteps": 100,
+    "mode": "async", "staleness": LATE, "gap": LATE, "step": 5, "loss": 0.5, "rate": 2.0, "eta": 10.0, "totalSteps": 100,
     "metrics": {"loss": 0.5}, "workers": [{"rank": 0, "clock": 5, "state": "joined", "start": 1, "rewinds": 0, "idle": 0.1, "here": True,
         "passesAgain": 1}],
     "checkpoint": CHECKPOINT, "stages": [STAGE],
@@ -39,14 +39,14 @@ COORDINATOR: dict[str, Any] = {
     "codecs": None, "weightsSha256": None, "failure": None, "transport": "tcp", "nonFinite": None, "dataProblem": None, "diverged": None,
     "drift": None, "buffersDiffer": None,
     "warning": None, "pushBytes": 1, "updatesLost": 0, "stepsLost": 0, "committed": 2,
-    "resumed": {"view": 1, "start": 1, "from": 3, "step": 4, "age": 5.0}, "passed": [[3, 999_990.0], [4, 999_995.0]],
+    "resumed": {"term": 1, "start": 1, "from": 3, "step": 4, "age": 5.0}, "passed": [[3, 999_990.0], [4, 999_995.0]],
 }  # fmt: skip
 STATUS: dict[str, Any] = {
-    "run": UID, "index": 0, "attempt": 1, "view": 1, "pod": "shard-0", "state": "serving",
+    "run": UID, "index": 0, "attempt": 1, "term": 1, "pod": "shard-0", "state": "serving",
     "transfer": {"doing": "writing", "done": 1, "total": 2}, "problem": None,
     "counters": {"pushes": 9, "pushBytes": 90, "applied": 8, "dropped": 0, "duplicatesRefused": 0, "fenced": 0,
     "updatesLost": 0, "acknowledged": {"0": 5}, "firstApplied": 999_000.0, "badConnections": 0}, "transports": {"0": "tcp"},
-    "memory": {"rssBytes": 1 << 28}, "nonFinite": {"pushes": 1, "worker": 0, "step": 3, "tensor": "w"}, "lag": LATE, "gap": LATE,
+    "memory": {"rssBytes": 1 << 28}, "nonFinite": {"pushes": 1, "worker": 0, "step": 3, "tensor": "w"}, "staleness": LATE, "gap": LATE,
     "coordinator": COORDINATOR,
 }  # fmt: skip
 MOST = 8 << 20
@@ -132,5 +132,11 @@ def test_a_number_that_is_none_is_nothing(odd: str) -> None:
 
 
 def test_entries_of_another_shape_are_left_out() -> None:
-    odd = {"workers": [3, {"rank": 1}], "passed": [[1, 2.0], [1], "x", [1, None]], "lag": {"buckets": {"x": 1}}, "hung": 5, "loss": [1]}
-    assert shaped(odd) == {"workers": [{"rank": 1}], "passed": [[1, 2.0]], "lag": {"buckets": []}, "hung": [], "loss": [1]}
+    odd = {
+        "workers": [3, {"rank": 1}],
+        "passed": [[1, 2.0], [1], "x", [1, None]],
+        "staleness": {"buckets": {"x": 1}},
+        "hung": 5,
+        "loss": [1],
+    }
+    assert shaped(odd) == {"workers": [{"rank": 1}], "passed": [[1, 2.0]], "staleness": {"buckets": []}, "hung": [], "loss": [1]}

@@ -37,8 +37,8 @@ TOLD = {
         {"rank": 0, "clock": 42, "state": "joined", "start": 1, "rewinds": 1, "idle": 0.25, "passesAgain": 3},
         {"rank": 1, "clock": 40, "state": "absent"},
     ],
-    "checkpoint": {"step": 30, "view": 2, "time": 990.0, "bytes": 2048, "path": "x", "final": False},
-    "lag": {"count": 4, "sum": 8.0, "max": 3.0, "buckets": [[1, 2], [4, 4]]},
+    "checkpoint": {"step": 30, "term": 2, "time": 990.0, "bytes": 2048, "path": "x", "final": False},
+    "staleness": {"count": 4, "sum": 8.0, "max": 3.0, "buckets": [[1, 2], [4, 4]]},
     "diverged": "the loss is nan", "checkpointProblem": "disk full",
 }  # fmt: skip
 SHARD = {"index": 0, "attempt": 2, "counters": {"pushes": 7, "applied": 6}, "memory": {"rssBytes": 1 << 20}, "problem": None}
@@ -122,6 +122,7 @@ def test_a_run_that_has_ended(result: str) -> None:
     run = {"job": "j", "created": 899.0, "ended": 950.0, "result": result, "failure": "ScriptFailed: boom" if result == "Failed" else None}
     job = translate.run_view(files(alive=False, run=run))
     assert job.phase == result and job.seconds(2000.0) == 51.0 and not job.active
+    assert (job.end, job.suspended) == ((None, True) if result == "Suspended" else (result, False))
     said = {"Failed": ("ScriptFailed", "boom"), "Complete": ("Diverged", "the loss is nan"), "Suspended": ("", "")}
     assert (job.reason, job.message) == said[result]
     assert job_row(job, 2000.0, JOB_COLUMNS)[1] == ("Complete, diverged" if result == "Complete" else result)
@@ -204,6 +205,16 @@ def test_a_job_of_a_cluster_without_and_with_what_its_shards_say() -> None:
     assert (
         live.fresh and live.progress.step == 40 and live.mode == "bounded:3" and live.shards[0].pushes == 7 and live.progress.time == 1000.0
     )
+
+
+@pytest.mark.parametrize("condition", ["Complete", "Failed", "Suspended"])
+@pytest.mark.parametrize("truth", ["True", "False"])
+def test_conditions_say_how_a_job_of_a_cluster_stands_and_its_phase_does_not(condition: str, truth: str) -> None:
+    told = {"type": condition, "status": truth, "reason": "Told", "lastTransitionTime": "2026-01-01T00:00:10Z"}
+    for phase in ("Running", "Complete", "Failed", "Suspended"):
+        job = translate.cluster_view({**RAW, "status": {**RAW["status"], "phase": phase, "conditions": [told]}}, "kind")
+        assert job.phase == phase and job.active == (truth == "False")
+        assert (job.over, job.suspended) == ((False, False) if job.active else (condition != "Suspended", condition == "Suspended"))
 
 
 def test_the_manifest_of_a_job_is_what_its_author_wrote() -> None:

@@ -122,7 +122,7 @@ def test_what_no_restart_can_help_fails_the_job_whatever_the_rules_say(role: str
 
 
 def test_a_fenced_shard_stays_above_the_view_that_it_met_whatever_a_rule_says() -> None:
-    end = ended(EXIT_FENCED, message='{"fenced": {"view": 9}}')
+    end = ended(EXIT_FENCED, message='{"fenced": {"term": 9}}')
     decided = plan(ruled([{"action": "Count", "onReasons": ["Fenced"]}], "shard", **end), NOW)
     assert (decided.status.internal.term, decided.status.restarts.counted) == (10, 1)
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.plan.holds import Hold
 from psjob_operator.plan.job_state import JobState
 from psjob_operator.plan.observed_state import Objects, ObservedState
-from psjob_operator.plan.plan import POLICIES, plan
+from psjob_operator.plan.plan import POLICIES, Hold, plan
 from psjob_operator.plan.restarts import RestartDecision
 from psjob_operator.plan.terminal import Ending
 from tests.unit.plan_given import NOW, deleted, ended, job, names, pod, running
@@ -56,7 +55,7 @@ def test_the_first_policy_that_answers_decides(snapshot: ObservedState, first: s
     decided = plan(snapshot, NOW)
     match answers[0][1]:
         case Ending() as ending:
-            assert (decided.status.phase, decided.events[0].reason) == (ending.phase, ending.reason) and not names(decided)
+            assert (decided.status.phase, decided.events[0].reason) == (ending.condition, ending.reason) and not names(decided)
         case Hold() as hold:
             assert decided == hold.plan and not names(decided)
         case RestartDecision() as raising:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from psjob_operator import contract, render
-from psjob_operator.api.status import JobStatus, Pinned
+from psjob_operator.api.status import JobStatus, Phase, Pinned, stamp
 from psjob_operator.plan import objects
 from psjob_operator.plan import objects as config
 from psjob_operator.plan import pods as pins
@@ -203,17 +204,30 @@ def test_what_ends_or_stops_a_held_run_goes_on() -> None:
     assert len(deleted(stopping)) == 5
 
 
-def test_a_phase_of_a_newer_operator_stands_until_more_is_known() -> None:
-    snapshot = begun(worker_0=pod("worker", 0, ready=False, phase="Pending", started=None))
-    assert snapshot.status is not None
-    status = JobStatus.read({**snapshot.status.to_manifest(), "phase": "Draining"})
-    waiting = replace(snapshot, status=status)
-    assert plan(waiting, NOW).status.phase == "Draining"
-    assert plan(replace(waiting, processes=begun().processes), NOW).status.phase == "Running"
-    lost = plan(replace(begun(shard_0=pod("shard", 0, **ended(1))), status=status), NOW)
-    assert lost.status.phase == "Recovering" and names(lost) == ["job-shard-0-a2"]
-    over = replace(waiting, status=JobStatus.read({**status.to_manifest(), "completionTime": "2026-01-01T00:00:00Z"}))
-    assert plan(over, NOW).status.phase == "Draining" and not names(plan(over, NOW)), "an end is an end, whatever its word"
+@pytest.mark.parametrize("phase", [None, "Draining", *get_args(Phase)])
+def test_nothing_is_decided_by_the_phase_that_a_status_has(phase: str | None) -> None:
+    waits = begun(worker_0=pod("worker", 0, ready=False, phase="Pending", started=None))
+    lost = begun(shard_0=pod("shard", 0, **ended(1)))
+    for snapshot, wanted in ((waits, "Recovering"), (begun(), "Running"), (lost, "Recovering")):
+        assert snapshot.status is not None
+        told = replace(snapshot, status=JobStatus.read({**snapshot.status.to_manifest(), "phase": phase}))
+        decided, usual = plan(told, NOW), plan(snapshot, NOW)
+        assert decided.status.phase == wanted and (decided.actions, decided.events) == (usual.actions, usual.events)
+    assert names(plan(lost, NOW)) == ["job-shard-0-a2"]
+    assert waits.status is not None
+    over = replace(waits, status=JobStatus.read({**waits.status.to_manifest(), "phase": phase, "completionTime": "2026-01-01T00:00:00Z"}))
+    assert plan(over, NOW).status.phase == phase and not names(plan(over, NOW)), "an end is an end, whatever its word"
+
+
+def test_a_job_that_is_ready_was_ready_before_a_version_that_has_a_time_for_it() -> None:
+    """As the version before wrote it; that of a job that is not ready yet is as that of a new one."""
+    up = begun()
+    assert up.status is not None
+    old = with_internal(up.status, ready_time=None)
+    lost = plan(replace(begun(shard_0=pod("shard", 0, **ended(1))), status=old), NOW).status
+    ready = said(up.status)["Ready"].last_transition_time
+    assert (lost.phase, lost.internal.ready_time, lost.internal.lost_time) == ("Recovering", ready, stamp(NOW))
+    assert plan(replace(up, status=old), NOW).status.internal.ready_time == ready
 
 
 def test_keys_are_the_operators_if_a_pod_of_the_run_mounts_them() -> None:

@@ -166,7 +166,7 @@ def test_a_clock_that_is_wrong_forgets_no_failure_and_hides_no_crash_loop(ahead:
     failing = running(job(runPolicy={"backoffLimit": 6}), worker_1=pod("worker", 1, **ended(1)))
 
     def told(age: float) -> dict[str, object]:
-        kept = {"step": 5, "time": NOW + ahead - age, "age": age, "view": 1, "bytes": 1, "path": "p"}
+        kept = {"step": 5, "time": NOW + ahead - age, "age": age, "term": 1, "bytes": 1, "path": "p"}
         return {"run": "run-1", "coordinator": {"step": 9, "checkpoint": kept}}
 
     young = counted(replace(failing, progress=told(30.0), progress_at=NOW), 6, NOW - 20)
@@ -178,7 +178,7 @@ def test_a_clock_that_is_wrong_forgets_no_failure_and_hides_no_crash_loop(ahead:
 
 
 def test_ten_minutes_of_commits_forget_failures() -> None:
-    told = {"run": "run-1", "coordinator": {"step": 9, "checkpoint": {"step": 5, "time": NOW, "view": 1, "bytes": 1, "path": "p"}}}
+    told = {"run": "run-1", "coordinator": {"step": 9, "checkpoint": {"step": 5, "time": NOW, "term": 1, "bytes": 1, "path": "p"}}}
     failing = running(job(runPolicy={"backoffLimit": 6}), worker_1=pod("worker", 1, **ended(1)))
     kept = plan(counted(replace(failing, progress=told), 6, NOW - 599), NOW)
     assert kept.status.phase == "Failed"

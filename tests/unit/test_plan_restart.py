@@ -148,20 +148,20 @@ def test_workers_share_one_start_and_others_keep_theirs() -> None:
 
 
 def test_a_fenced_shard_raises_the_view_above_the_one_it_met() -> None:
-    fenced = pod("shard", 1, **ended(EXIT_FENCED, message='{"fenced": {"view": 7}}'))
+    fenced = pod("shard", 1, **ended(EXIT_FENCED, message='{"fenced": {"term": 7}}'))
     decided = plan(running(shard_1=fenced), NOW)
     assert decided.status.internal.term == 8
     assert decided.status.restarts.counted == 0 and decided.status.restarts.causes == {"Fenced": 1}
 
 
 def test_a_view_that_no_process_can_have_met_raises_by_so_much_at_most() -> None:
-    fenced = pod("shard", 1, **ended(EXIT_FENCED, message='{"fenced": {"view": 2147483640}}'))
+    fenced = pod("shard", 1, **ended(EXIT_FENCED, message='{"fenced": {"term": 2147483640}}'))
     decided = plan(running(shard_1=fenced), NOW)
     assert decided.status.internal.term == 1 + MOST_RISE + 1
 
 
 @pytest.mark.parametrize(
-    "message", ["", "no json", '{"fenced": 3}', '{"fenced": {"view": "9"}}', '{"fenced": {"view": 99999999999}}', "[]"]
+    "message", ["", "no json", '{"fenced": 3}', '{"fenced": {"term": "9"}}', '{"fenced": {"term": 99999999999}}', "[]"]
 )
 def test_a_fence_without_a_view_still_raises(message: str) -> None:
     assert plan(running(shard_1=pod("shard", 1, **ended(EXIT_FENCED, message=message))), NOW).status.internal.term == 2
@@ -174,7 +174,7 @@ def test_a_fence_without_a_view_still_raises(message: str) -> None:
         ('{"ending": "worker 1: a newer process of this rank is here"}', 2),
         ('{"ending": "", "fenced": {"start": 2147483640}}', 1 + MOST_RISE + 1),
         ('{"ending": "", "fenced": {"start": "7"}}', 2),
-        ('{"ending": "", "fenced": {"view": 7}}', 2),
+        ('{"ending": "", "fenced": {"term": 7}}', 2),
     ],
 )
 def test_a_fenced_worker_gets_a_start_above_the_one_it_met(message: str, start: int) -> None:
@@ -220,7 +220,7 @@ def test_a_scripts_own_exit_code_is_not_taken_for_the_runtimes(code: int, messag
 @pytest.mark.parametrize(("step", "known"), [(None, False), (0, False), (1, True), (5, True)])
 def test_a_shard_started_after_a_checkpoint_must_find_one(step: int | None, known: bool) -> None:
     """That of step 0 can be made again."""
-    kept = {} if step is None else {"checkpoint": {"step": step, "time": NOW, "view": 1, "bytes": 1, "path": "p"}}
+    kept = {} if step is None else {"checkpoint": {"step": step, "time": NOW, "term": 1, "bytes": 1, "path": "p"}}
     lost = running(shard_1=pod("shard", 1, **ended(1)))
     assert plan(replace(lost, progress={"run": "run-1", "coordinator": {"step": 9, **kept}}), NOW).actions[-1].checkpoint_known == known
 
@@ -323,8 +323,8 @@ def told(step: int, resumed: Any = None, mode: str = "sync", run: str = "run-1",
     return {"run": run, "coordinator": said}
 
 
-def first(view: int = 2, start: int = 1, age: float = 2.0, **other: Any) -> dict[str, Any]:
-    return {"view": view, "start": start, "from": 100, "step": 101, "age": age, **other}
+def first(term: int = 2, start: int = 1, age: float = 2.0, **other: Any) -> dict[str, Any]:
+    return {"term": term, "start": start, "from": 100, "step": 101, "age": age, **other}
 
 
 def instead(snapshot: ObservedState, name: str, role: str, index: int, **end: Any) -> ObservedState:
@@ -373,7 +373,7 @@ def test_the_first_step_after_the_loss_ends_it_with_an_event() -> None:
     [
         ("no step yet", None),
         ("so new that other shards may not have told yet", first(age=0.4)),
-        ("of the view before", first(view=1)),
+        ("of the term before", first(term=1)),
         ("of an interruption before the loss", first(age=900.0)),
         ("not all workers", first(start=0)),
         ("nothing", "x"),
@@ -464,6 +464,7 @@ def test_a_job_that_starts_or_resumes_has_not_recovered() -> None:
     assert up.status is not None and up.status.interruption is None
     again, raised = lost()
     assert raised.interruption is not None
-    stopped = replace(again, status=raised.model_copy(update={"phase": "Suspended", "start_time": None}), processes=())
+    asleep = with_internal(raised, ready_time=None, lost_time=None).model_copy(update={"start_time": None})
+    stopped = replace(again, status=asleep, processes=())
     resumed = plan(stopped, NOW + 60).status
     assert resumed.interruption is None and resumed.restarts == raised.restarts

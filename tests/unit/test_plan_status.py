@@ -33,7 +33,7 @@ from tests.unit.plan_given import NOW, after, ended, job, names, pod, running, s
 
 def told(step: int = 9, **coordinator: Any) -> dict[str, Any]:
     """What shard 0 says."""
-    checkpoint = {"step": 5, "view": 1, "time": NOW - 30, "bytes": 10, "path": "run-1", "final": False}
+    checkpoint = {"step": 5, "term": 1, "time": NOW - 30, "bytes": 10, "path": "run-1", "final": False}
     return {"run": "run-1", "coordinator": {"step": step, "loss": 0.5, "rate": 2.0, "eta": None, "checkpoint": checkpoint, **coordinator}}
 
 
@@ -106,7 +106,7 @@ def test_progress_is_written_once_a_minute() -> None:
 
 def test_an_answered_numberis_written_at_once_and_kept() -> None:
     def answers(request: Any, step: int = 5) -> dict[str, Any]:
-        checkpoint = {"step": step, "view": 1, "time": NOW - 30, "bytes": 10, "path": "run-1", "final": False}
+        checkpoint = {"step": step, "term": 1, "time": NOW - 30, "bytes": 10, "path": "run-1", "final": False}
         return told(9, checkpoint={**checkpoint, "observedRequest": request})
 
     up = replace(running(), progress=answers(None), progress_at=NOW)
@@ -341,7 +341,7 @@ exits = st.none() | st.builds(
     Exit,
     st.sampled_from([0, 1, 75, 76, 77, 78, 137]),
     reason=st.sampled_from(["", "Error", "OOMKilled"]),
-    message=st.sampled_from(["", '{"fenced": {"view": 12}}', '{"error": "no"}', "x" * 3000]),
+    message=st.sampled_from(["", '{"fenced": {"term": 12}}', '{"error": "no"}', "x" * 3000]),
 )
 words = st.sampled_from(["", "Evicted", "OutOfmemory", "ErrImagePull", "EvictionByEvictionAPI", "strange words"])
 

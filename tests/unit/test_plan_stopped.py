@@ -318,7 +318,7 @@ def test_a_job_that_was_suspended_goes_on_from_its_own_run() -> None:
     """A resumed run is pinned anew, and its first checkpoint stays what it was."""
     snapshot = asking(FOUND)
     begun = plan(snapshot, NOW).status
-    suspended = begun.model_copy(update={"phase": "Suspended", "start_time": None})
+    suspended = begun.model_copy(update={"start_time": None})
     decided = plan(replace(snapshot, status=suspended, resume_source=None, live=True), NOW + 60)
     assert pinned_of(decided.status).resumed_from == "run-1"
     assert pinned_of(decided.status).key == 2

@@ -141,7 +141,7 @@ def test_what_the_script_tells_counts() -> None:
 
 def first(comeback: RecoveryTimer) -> tuple[int, int, int, int, float] | None:
     told = comeback.told(100.0)["resumed"]
-    return None if told is None else (told["view"], told["start"], told["from"], told["step"], told["age"])
+    return None if told is None else (told["term"], told["start"], told["from"], told["step"], told["age"])
 
 
 def test_the_first_step_of_a_job_is_told_and_undoes_nothing() -> None:

@@ -286,10 +286,10 @@ def test_a_failure_is_told_without_its_credentials_or_by_its_code_alone() -> Non
 
 
 def test_json_that_the_planner_reads_stays_json() -> None:
-    said = json.dumps({"error": 'refused: "password": "abc"', "fenced": {"view": 7}})
+    said = json.dumps({"error": 'refused: "password": "abc"', "fenced": {"term": 7}})
     kept = json.loads(last_log_words(said)[0])
-    assert "abc" not in kept["error"] and kept["fenced"] == {"view": 7}
-    assert json.loads(last_log_words(said, tails=False)[0]) == {"error": "", "fenced": {"view": 7}}
+    assert "abc" not in kept["error"] and kept["fenced"] == {"term": 7}
+    assert json.loads(last_log_words(said, tails=False)[0]) == {"error": "", "fenced": {"term": 7}}
     fields = {
         "password": "abc",
         "n": {"auth": "dXNlcjpwYXNz", "api_key": "a b", "token_accuracy": 0.5, "token": None, "hf_" + MADE: 1},

@@ -72,7 +72,7 @@ def test_a_worker_is_told_who_it_is() -> None:
     assert container["args"] == ["--lr", "0.1", "$(PSJOB_INDEX)"]
     labels = made["metadata"]["labels"]
     assert (labels[LABEL_JOB], labels[LABEL_ROLE], labels[LABEL_INDEX], labels[LABEL_NUMBER]) == ("job", "worker", "1", "3")
-    assert (labels["psjob.dev/start"], labels["psjob.dev/view"], labels["app.kubernetes.io/component"]) == ("3", "2", "worker")
+    assert (labels["psjob.dev/start"], labels["psjob.dev/term"], labels["app.kubernetes.io/component"]) == ("3", "2", "worker")
     assert made["metadata"]["ownerReferences"] == [
         {
             "apiVersion": "psjob.dev/v1alpha1",
@@ -209,7 +209,7 @@ def test_a_shard_takes_image_and_user_and_no_more() -> None:
     assert env(encrypted["spec"]["containers"][0])["PSJOB_ENCRYPTION"] == "tls"
     assert (spec["hostname"], spec["subdomain"]) == ("job-shard-1", "job-shards")
     labels = made["metadata"]["labels"]
-    assert (labels["psjob.dev/attempt"], labels["psjob.dev/view"], labels[LABEL_NUMBER]) == ("4", "5", "4")
+    assert (labels["psjob.dev/attempt"], labels["psjob.dev/term"], labels[LABEL_NUMBER]) == ("4", "5", "4")
 
 
 SCHEDULED = [

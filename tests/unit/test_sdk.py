@@ -197,7 +197,7 @@ def test_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     board = job.notebook_board()
     assert board is not None
     board(JOB, HistoryView())
-    board(JOB.model_copy(update={"phase": "Complete"}), HistoryView())
+    board(JOB.model_copy(update={"phase": "Complete", "end": "Complete"}), HistoryView())
     assert len(shown) == 1 and "Complete" in shown[0]
 
 

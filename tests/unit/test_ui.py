@@ -117,9 +117,12 @@ def test_old_events_are_counted() -> None:
     assert len(told["events"]) == EVENTS and told["moreEvents"] == 50 and told["events"][-1]["time"] == 249.0
 
 
-@pytest.mark.parametrize(("phase", "ended", "until"), [("Complete", 100.0, 100.0), ("Running", None, 300.0), ("Suspended", 100.0, 100.0)])
-def test_the_time_line_of_a_job_that_is_over_ends_with_it(phase: Any, ended: float | None, until: float) -> None:
-    job = JobView(id="a", name="a", where="local", place=".", phase=phase, ended=ended)
+@pytest.mark.parametrize(
+    ("standing", "ended", "until"),
+    [({"end": "Complete"}, 100.0, 100.0), ({}, None, 300.0), ({"suspended": True}, 100.0, 100.0)],
+)
+def test_the_time_line_of_a_job_that_is_over_ends_with_it(standing: dict[str, Any], ended: float | None, until: float) -> None:
+    job = JobView(id="a", name="a", where="local", place=".", ended=ended, **standing)
     assert detail(job, (), (), (), 300.0)["until"] == until
 
 

@@ -208,7 +208,7 @@ EXIT_RETRY: Final = 75
 """Start me again, uncounted: peers not found in time, drained, stopped on request after a checkpoint."""
 EXIT_FENCED: Final = 76
 """A shard met a term above its own, or an equal one claimed by another pod. Its termination message is
-`{"fenced": {"view": <int>}}`; the planner raises the term above that number. Or a worker met a newer process of its rank, by number:
+`{"fenced": {"term": <int>}}`; the planner raises the term above that number. Or a worker met a newer process of its rank, by number:
 its status is older than the run. Its message holds `"fenced": {"start": <int>}`, and the planner gives a start above that. Uncounted."""
 EXIT_REFUSED: Final = 77
 """The runtime refused what the script or the environment asks; starting again cannot help.
@@ -254,7 +254,7 @@ STARTED_PATH: Final = "/startedz"
 From then on HEALTH_PATH tells whether the shard makes progress: a restore may take hours, and one that hangs is not waited for."""
 STATUS_KEYS: Final = """JSON of STATUS_PATH:
 
-run, index, attempt, view, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
+run, index, attempt, term, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
 transfer: {"doing": "reading" | "writing", "done": int, "total": int} | null (bytes of a checkpoint that this shard reads or writes now)
 problem: str | null (what keeps this shard from the run's folder: it waits for it)
 counters: {"pushes": int (frames with a gradient or absent mark seen), "pushBytes": int (their payload, as it travelled),
@@ -270,13 +270,13 @@ nonFinite: {"pushes": int, "worker": int, "step": int, "tensor": str} | null (pu
   or that were skipped, and the first of them; a push counts once. A robust reduction may have left such a push out: it is not counted)
 largePushes: {"pushes": int, "worker": int, "step": int, "of": str (block or table), "norm": float | null (NaN or inf)} | null (pushes
   beyond maxPushNorm, and the first of them; a push counts once)
-lag, gap: {"count": int, "sum": float, "max": float, "buckets": [[edge, count of what is at most that], ...]} | null (mode sync):
-  over pushes that counted here since the last restore, at most one entry a worker's clock. lag: updates between the weights of a
+staleness, gap: {"count": int, "sum": float, "max": float, "buckets": [[edge, count of what is at most that], ...]} | null (mode sync):
+  over pushes that counted here since the last restore, at most one entry a worker's clock. staleness: updates between the weights of a
   gradient and those it is applied to; gap: root mean square of what the weights have moved meanwhile, estimated on a sample of
   elements, and of some clocks only
 and from shard 0 only:
 coordinator: {"mode": str (the one that runs, such as "bounded:3"),
-  "lag", "gap": as above, over all shards (a push counts once on each) since this coordinator began, some seconds old at most,
+  "staleness", "gap": as above, over all shards (a push counts once on each) since this coordinator began, some seconds old at most,
   "step": int (lowest complete clock over live workers), "loss": float | null, "rate": float (steps per second) | null,
   "eta": float (seconds) | null, "totalSteps": int | null, "metrics": {name: float},
   "reported": [int, ...] (the step at which each of the metrics was last given, in their order),
@@ -289,7 +289,7 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
     "idle": float (the part of the last 32 steps' time in which its workers waited for activations, gradients or shards, their mean) | null,
     "rssBytes", "peakBytes": int (RAM of the worker that holds most, now and at most) | null, "devicePeakBytes": int (of the worker whose
     tensors held most on its device) | null, "waiting": str (what one of its workers waits for) | null}, ...] | null (without stages),
-  "checkpoint": {"step": int, "view": int, "time": float (unix), "age": float (seconds; its node's clock may be another than the reader's),
+  "checkpoint": {"step": int, "term": int, "time": float (unix), "age": float (seconds; its node's clock may be another than the reader's),
     "bytes": int, "path": str, "final": bool,
     "observedRequest": int (the newest checkpoint.request that had been seen when it was begun) | null} | null,
   "checkpointProgress": {"doing": "writing" | "reading", "shards": [{"index", "doing", "done", "total"}], "done", "total"} | null (bytes),
@@ -307,7 +307,7 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
   "warning": str | null (the learning rate is above what late gradients bear),
   "pushBytes": int, "updatesLost": int (counters of all shards together, since this coordinator began; some seconds old at most),
   "stepsLost": int (steps undone by going back to a checkpoint, since this coordinator began),
-  "resumed": {"view": int, "start": int (the highest of the workers that were there), "from": int (step continued from), "step": int,
+  "resumed": {"term": int, "start": int (the highest of the workers that were there), "from": int (step continued from), "step": int,
     "age": float (seconds)} | null (the first step that all passed after a process had joined or shards were restored),
   "passed": [[step, unix time], ...] (last 64 steps completed, newest last)}
 """

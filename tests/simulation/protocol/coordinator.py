@@ -335,7 +335,7 @@ class SimCoordinator:
         self.shard.leave(action.code, {"error": action.why} if action.why else {}, action.why or "")
 
     def _fenced(self, action: e.LeaveFenced) -> None:
-        self.shard.leave(76, {"fenced": {"view": action.term}}, action.why)
+        self.shard.leave(76, {"fenced": {"term": action.term}}, action.why)
 
     def _log(self, action: e.Log) -> None:
         self.shard.trace(f"coordinator says: {action.text}")
@@ -345,7 +345,7 @@ class SimCoordinator:
         told = self.machine.status(self.shard.clock(), self.shard.wall())
         checkpoint = told["checkpoint"]
         if checkpoint is not None:
-            self.world.promises.tell(checkpoint["view"], checkpoint["step"], self.world.saved.get(checkpoint["path"]))
+            self.world.promises.tell(checkpoint["term"], checkpoint["step"], self.world.saved.get(checkpoint["path"]))
             self.world.planner.knows = True
 
     def standing(self) -> str:

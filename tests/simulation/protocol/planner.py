@@ -119,7 +119,7 @@ class Planner:
                     return
                 fenced = shard.message.get("fenced")
                 if fenced:
-                    self.term = max(self.term, int(fenced["view"]))
+                    self.term = max(self.term, int(fenced["term"]))
             if self._waited(("shard", index), now):
                 lost.append(index)
         if lost:

@@ -438,7 +438,7 @@ class SimShard(Process):
     # -- the end -----------------------------------------------------------------------------------
 
     def _exit(self, action: e.Exit) -> None:
-        self.leave(action.code, {} if action.fenced is None else {"fenced": {"view": action.fenced}}, action.text)
+        self.leave(action.code, {} if action.fenced is None else {"fenced": {"term": action.fenced}}, action.text)
 
     def leave(self, code: int, message: Mapping[str, Any], why: str = "") -> None:
         """End this process by itself."""

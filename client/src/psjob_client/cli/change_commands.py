@@ -265,7 +265,7 @@ def clean(
     now = time.time()
 
     async def cleaning() -> None:
-        jobs = [job for job in await client.list() if job.over or (suspended and job.where == "local" and job.phase == "Suspended")]
+        jobs = [job for job in await client.list() if job.over or (suspended and job.where == "local" and job.suspended)]
         old = [job for job in jobs if now - (job.ended or now) >= least]
         for job in old:
             echo(f"{job.id}  {job.phase}  ended {span(now - (job.ended or now))} ago")

@@ -31,7 +31,7 @@ WATCHED_COLUMNS = ("NAME", "PHASE", "STEP", "LOSS", "RATE", "SHARDS", "WORKERS",
 WIDE_COLUMNS = (*JOB_COLUMNS, "RATE", "CHECKPOINT", "WHERE", "MESSAGE")
 PROCESS_COLUMNS = ("PROCESS", "STATE", "ATTEMPT", "RESTARTS", "STEPS", "BEHIND", "WAITING", "STALENESS", "MEMORY", "NODE", "PROBLEM")
 STAGE_COLUMNS = ("STAGE", "WORKERS", "STEP", "STALENESS", "IDLE", "MEMORY", "PEAK", "DEVICE PEAK", "WAITS FOR")
-CHECKPOINT_COLUMNS = ("STEP", "VIEW", "AGE", "SIZE", "FINAL", "PATH")
+CHECKPOINT_COLUMNS = ("STEP", "TERM", "AGE", "SIZE", "FINAL", "PATH")
 EVENT_COLUMNS = ("TIME", "TYPE", "REASON", "ABOUT", "MESSAGE")
 METRIC_COLUMNS = ("NAME", "LAST", "LEAST", "MOST", "POINTS", "STEP", "CURVE")
 NONE = "-"
@@ -227,7 +227,7 @@ def event_row(one: EventView) -> Sequence[str]:
 def checkpoint_row(one: CheckpointView, now: float) -> Sequence[str]:
     """A row of the table of checkpoints."""
     return (
-        str(one.step), _count(one.view), span(one.age(now)) or NONE, amount(one.bytes) or NONE, "yes" if one.final else NONE,
+        str(one.step), _count(one.term), span(one.age(now)) or NONE, amount(one.bytes) or NONE, "yes" if one.final else NONE,
         one.path or NONE,
     )  # fmt: skip
 

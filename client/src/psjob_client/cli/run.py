@@ -63,7 +63,7 @@ def run(
     history: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write steps and metrics while they come, as JSON lines; the last has staleness (lag, gap) and idle time."
+            metavar="FILE", help="Write steps and metrics while they come, as JSON lines; the last has staleness, gap and idle time."
         ),
     ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Serve the page of `psjob ui` while it trains, and print its address.")] = False,

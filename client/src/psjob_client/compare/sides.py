@@ -181,7 +181,7 @@ def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, 
     # A summary without staleness is that of a sync job: no push comes late there.
     lag = float((ended.get("staleness") or {"mean": 0.0})["mean"]) if steps and ended else None
     last = lines[-1] if lines else {}
-    lags, gaps = (_buckets(last.get(name), float(ended.get("applied") or 0)) for name in ("lag", "gap"))
+    lags, gaps = (_buckets(last.get(name), float(ended.get("applied") or 0)) for name in ("staleness", "gap"))
     idle = last.get("idle") or ()
     told = ("warning", "non_finite", "large_push", "diverged", "drift", "data_problem")
     warnings = [str(ended[what]) for what in told if ended.get(what)]

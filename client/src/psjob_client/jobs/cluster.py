@@ -216,7 +216,7 @@ class ClusterJobs:
         job = await self._active(name)
         await self._patch(job.id, {"suspend": True})
         if seconds is not None:
-            await self._wait(name, lambda now: now.phase == "Suspended" or now.over, seconds, "is not suspended yet")
+            await self._wait(name, lambda now: now.suspended or now.over, seconds, "is not suspended yet")
 
     async def at_risk(self, name: str) -> str:
         """Why a suspension costs the job its checkpoints, as the operator says it; empty where it does not."""
@@ -234,7 +234,7 @@ class ClusterJobs:
     async def checkpoint(self, name: str, seconds: float) -> CheckpointView:
         """spec.checkpoint.request: shard 0 reads it when the kubelet has brought it to its pod, up to two minutes later."""
         job = await self._active(name)
-        if job.phase == "Suspended":
+        if job.suspended:
             raise Conflict(f"{name} is suspended, and its last checkpoint is of step {job.checkpoint.step if job.checkpoint else 0}")
         number = next_request(_saved(job), job.checkpoint)
         await self._patch(job.id, {"checkpoint": {"request": number}})

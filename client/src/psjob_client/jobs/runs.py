@@ -195,7 +195,7 @@ class LocalJobs:
         job = await self.get(name)
         if run_folder.alive(path):
             raise Conflict(f"{path.name} runs; ", verb_step("get", path.name), " shows it")
-        if job.phase == "Complete":
+        if job.end == "Complete":
             raise Conflict(f"{path.name} is complete; submit it anew to train again")
         if job.manifest is None:
             raise Conflict(f"{path.name} kept no manifest; continue in a terminal: `psjob run JOB.yaml --resume {path}`")
@@ -221,7 +221,7 @@ class LocalJobs:
             if made is None:
                 return not alive
             now = _object(path / "config.json").get("checkpoint") or {}
-            last = not alive and (newest is None or (made.view or 0, made.step) > (newest.view or 0, newest.step))
+            last = not alive and (newest is None or (made.term or 0, made.step) > (newest.term or 0, newest.step))
             if last or answers_request(made, number, now):
                 found[:] = [made]
             return bool(found) or not alive

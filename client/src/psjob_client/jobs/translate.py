@@ -28,7 +28,7 @@ from psjob_client.jobs.view import (
     WorkerView,
 )
 from psjob_client.local.status import WARNINGS, is_number, numbers, part, reports
-from psjob_operator.api.status import TERMINAL, JobStatus, unix
+from psjob_operator.api.status import JobStatus, unix
 from psjob_operator.plan.observed_state import Process
 
 KILLED = "psjob run was ended from outside; `psjob resume {run}` continues from its last checkpoint"
@@ -63,7 +63,7 @@ class RunFiles:
 def run_view(files: RunFiles) -> JobView:
     """The whole of a run of this machine."""
     status, coordinator = JobStatus.read(files.status), part(files.live, "coordinator")
-    phase, reason, message = _run_phase(files, status)
+    result, reason, message = _run_result(files, status)
     over = {} if files.alive else {"ended": finite(files.run.get("ended")) or (files.made if not files.run else None)}
     return _view(
         status,
@@ -72,13 +72,15 @@ def run_view(files: RunFiles) -> JobView:
         {key: _run_seat(key[0], seat, files.alive) for key, seat in seats(files.story).items()},
         time=finite(files.live.get("time")),
         absent="Running" if files.alive else "Ended",
-        gone=not files.alive and phase != "Complete",
+        gone=not files.alive and result != "Complete",
         id=files.id,
         name=str(files.run.get("job") or files.config.get("job") or files.id),
         where="local",
         place=files.place,
         run=files.id,
-        phase=phase,
+        phase=result or status.phase or "Pending",
+        end=None if result == "Suspended" else result,
+        suspended=result == "Suspended",
         reason=reason,
         message=message,
         fresh=files.alive,
@@ -114,6 +116,8 @@ def cluster_view(raw: Mapping[str, Any], context: str, pods: Sequence[Process] =
         namespace=namespace,
         run=status.run or str(metadata.get("uid") or "") or None,
         phase=status.phase or "Pending",
+        end=status.end,
+        suspended=status.holds("Suspended"),
         reason=reason,
         message=message,
         fresh=bool(coordinator),
@@ -221,18 +225,19 @@ def seats(story: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], dict[str,
     return found
 
 
-def checkpoint_of(name: str, manifest: Mapping[str, Any], view: int, step: int, time: float, path: str) -> CheckpointView:
+def checkpoint_of(name: str, manifest: Mapping[str, Any], term: int, step: int, time: float, path: str) -> CheckpointView:
     """A committed checkpoint by its manifest."""
     files = [*(manifest.get("files") or ()), *dict(manifest.get("tables") or {}).values(), manifest.get("records"), manifest.get("buffers")]
     size = sum(int(file.get("bytes") or 0) for file in files if isinstance(file, Mapping))
     return CheckpointView(
-        step=step, view=view, time=time, bytes=size or None, path=path, final=manifest.get("final") is True,
+        step=step, term=term, time=time, bytes=size or None, path=path, final=manifest.get("final") is True,
         observed_request=int(numbers(manifest, "request")) or None,
     )  # fmt: skip
 
 
-def _run_phase(files: RunFiles, status: JobStatus) -> tuple[Any, str, str]:
-    phase, result = status.phase or "Pending", files.run.get("result")
+def _run_result(files: RunFiles, status: JobStatus) -> tuple[Any, str, str]:
+    """Complete, Failed or Suspended (None: it continues), the reason and the sentence."""
+    result = files.run.get("result")
     if result in ("Complete", "Failed", "Suspended"):
         told = part(files.live, "coordinator")
         for key, reason in (("diverged", DIVERGED), ("drift", DIFFER)):
@@ -241,9 +246,9 @@ def _run_phase(files: RunFiles, status: JobStatus) -> tuple[Any, str, str]:
         failure = str(files.run.get("failure") or "")
         reason, _, message = failure.partition(": ")
         return result, reason if message else "", message or failure
-    if files.alive or phase in TERMINAL:
-        said = next((one for one in status.conditions if one.type == ("Failed" if phase == "Failed" else "Ready")), None)
-        return phase, said.reason if said else "", said.message if said else ""
+    if files.alive or status.end is not None:
+        said = status.condition("Failed" if status.end == "Failed" else "Ready")
+        return status.end, said.reason if said else "", said.message if said else ""
     return "Failed", "Killed", KILLED.format(run=files.id)
 
 
@@ -452,15 +457,14 @@ def coordinator_facts(told: Mapping[str, Any], time: float | None) -> dict[str, 
     """Fields of JobView that the coordinator knows; `time`: when it said so."""
     if not told:
         return {}
-    lag, gap = lateness_view(part(told, "lag")), lateness_view(part(told, "gap"))
     return {
         "progress": progress_view(told, time),
         "checkpoint": checkpoint_view(part(told, "checkpoint")),
         "transfer": transfer_view(part(told, "checkpointProgress")),
         "codecs": _text(told.get("codecs")),
         "transport": _text(told.get("transport")),
-        "staleness": lag,
-        "gap": gap,
+        "staleness": lateness_view(part(told, "staleness")),
+        "gap": lateness_view(part(told, "gap")),
         "stages": stage_views(told),
         "warnings": tuple(str(told[name]) for name in WARNINGS if told.get(name)),
         "weights_sha256": _text(told.get("weightsSha256")),
@@ -488,7 +492,7 @@ def checkpoint_view(told: Mapping[str, Any]) -> CheckpointView | None:
         return None
     return CheckpointView(
         step=int(numbers(told, "step")),
-        view=int(numbers(told, "view")),
+        term=int(numbers(told, "term")),
         time=finite(told.get("time")),
         bytes=int(numbers(told, "bytes")) or None,
         path=_text(told.get("path")),
@@ -513,7 +517,7 @@ def shard_view(index: int, state: str, attempt: int, told: Mapping[str, Any] | N
         crashes=_count(counters, "crashes"),
         memory_bytes=int(numbers(told, "memory", "rssBytes")) or None,
         transfer=transfer_view(part(told, "transfer")),
-        staleness=lateness_view(part(told, "lag")),
+        staleness=lateness_view(part(told, "staleness")),
         gap=lateness_view(part(told, "gap")),
         problem=_text(told.get("problem")),
     )

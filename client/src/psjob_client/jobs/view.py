@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from psjob_client.text import amount, number, span
 from psjob_operator.api.base import Model
-from psjob_operator.api.status import TERMINAL, Phase
+from psjob_operator.api.status import Phase, Terminal
 from psjob_operator.printable import LINE_ENDS, printable
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ class CheckpointView(View):
     """When it was committed."""
     bytes: int | None = None
     """Size of its files together."""
-    view: int | None = None
-    """View that it was taken in: of two checkpoints, the one with the higher (view, step) is newer."""
+    term: int | None = None
+    """Term that it was taken in: of two checkpoints, the one with the higher (term, step) is newer."""
     path: str | None = None
     """Its manifest or folder."""
     final: bool = False
@@ -220,7 +220,11 @@ class JobView(View):
     run: str | None = None
     """Identity of the training run, which names the folder of its checkpoints."""
     phase: Phase = "Pending"
-    """One word: Pending, Running, Recovering, Suspended, Complete, Failed."""
+    """One word for people: Pending, Running, Recovering, Suspended, Complete, Failed."""
+    end: Terminal | None = None
+    """Complete or Failed, if it has ended: the condition that holds then."""
+    suspended: bool = False
+    """It has no process, and continues if it is resumed."""
     reason: str = ""
     """Why it is in this phase, as one CamelCase word."""
     message: str = ""
@@ -279,12 +283,12 @@ class JobView(View):
     @property
     def over(self) -> bool:
         """It is Complete or Failed, and stays so."""
-        return self.phase in TERMINAL
+        return self.end is not None
 
     @property
     def active(self) -> bool:
         """It has or wants processes: neither over nor suspended."""
-        return not self.over and self.phase != "Suspended"
+        return not self.over and not self.suspended
 
     def _repr_html_(self) -> str | None:
         """In a notebook: a table; None if `wait` has just shown it, so that it is shown once."""
@@ -442,7 +446,7 @@ def job_html(job: JobView, history: HistoryView | None = None, now: float | None
     colour = COLOURS.get(job.phase, "inherit")
     head = f'<b>{escape(job.id)}</b> <span style="color:{colour}">{escape(job.phase)}</span> {escape(job.mode)}, {escape(job.place)}'
     cells = "".join(f"<td><small>{escape(name)}</small><br>{escape(value)}</td>" for name, value in facts if value)
-    notes = [job.message] if job.phase == "Failed" else []
+    notes = [job.message] if job.end == "Failed" else []
     notes += [*job.warnings, *job.problems]
     said = "".join(f'<div style="color:#b35900">{escape(note)}</div>' for note in notes)
     return f"<div>{head}<table><tr>{cells}</tr></table>{said}{_curve(history)}{_processes(job)}</div>"

@@ -104,7 +104,7 @@ class Backend:
             decided = plan(snapshot, now)
             acted = self.act(decided)
             if not acted and not decided.intent:
-                self._spare.keep(self.phase == "Running", now)
+                self._spare.keep(self.status is not None and self.status.running, now)
                 return decided.wake_at
         raise RuntimeError(f"the job still changes after {MOST_ROUNDS} plans; please report {self.folder.path / 'status.json'}")
 
@@ -286,7 +286,7 @@ class Backend:
             contract.ENV_ROLE: action.role,
             contract.ENV_INDEX: str(action.index),
             contract.ENV_RUN: self.folder.run,
-            contract.ENV_TERM: str(action.view),
+            contract.ENV_TERM: str(action.term),
             contract.ENV_CONFIG: str(self.folder.config),
             contract.ENV_POD: action.name,
             contract.ENV_TERMINATION_LOG: str(self.folder.ending(action.name)),

@@ -83,7 +83,7 @@ class RunWatch:
     """The last of shard 0 that holds the coordinator."""
     progress_at: float | None = None
     manifests: set[tuple[int, int]] = field(default_factory=set)
-    """(view, step) of the committed checkpoints that were seen."""
+    """(term, step) of the committed checkpoints that were seen."""
     hearers: list[Callable[[int, Mapping[str, Any], float], None]] = field(default_factory=list)
     """Each is called with a shard, what it said, and when."""
     began_at: int | None = None
@@ -130,7 +130,7 @@ class RunWatch:
             self.began_at = self.step if self.began_at is None else self.began_at
             checkpoint = part(coordinator, "checkpoint")
             if checkpoint:
-                self.manifests.add((int(numbers(checkpoint, "view")), int(numbers(checkpoint, "step"))))
+                self.manifests.add((int(numbers(checkpoint, "term")), int(numbers(checkpoint, "step"))))
         for hear in self.hearers:
             hear(child.index, told, time.time())
 

@@ -85,9 +85,9 @@ class Record:
             self._phase = backend.phase
             self.note("phase", phase=backend.phase)
         kept = part(backend.watch.coordinator, "checkpoint")
-        if kept and (which := (int(numbers(kept, "view")), int(numbers(kept, "step")))) not in self._checkpoints:
+        if kept and (which := (int(numbers(kept, "term")), int(numbers(kept, "step")))) not in self._checkpoints:
             self._checkpoints.add(which)
-            self.note("checkpoint", step=which[1], view=which[0], bytes=kept.get("bytes"), message=f"a checkpoint of step {which[1]}")
+            self.note("checkpoint", step=which[1], term=which[0], bytes=kept.get("bytes"), message=f"a checkpoint of step {which[1]}")
         self._samples.take(backend.watch.coordinator, time.time())
         self._write_live(backend, least=LIVE_SECONDS)
 
@@ -202,9 +202,10 @@ async def keep_history(backend: Backend, path: Path) -> None:
 
 
 def waste(watch: RunWatch) -> dict[str, Any]:
-    """{"lag": histogram, "gap": histogram, "idle": [number or null, …]}: of the pushes, over all shards, as contract.STATUS_KEYS has them;
+    """{"staleness": histogram, "gap": histogram, "idle": [number or null, …]}.
 
-    and by rank the part of the time in which the script waited.
+    The histograms are of the pushes, over all shards, as contract.STATUS_KEYS has them. `idle` is by rank the part of the time in which the
+    script waited.
     """
     workers = watch.coordinator.get("workers") or ()
     return {**histograms(watch.told.values()), "idle": [part({"worker": one}, "worker").get("idle") for one in workers]}

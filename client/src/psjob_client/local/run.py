@@ -130,7 +130,7 @@ async def _train(request: Request, backend: Backend, faults: Faults, story: Stor
     story.show(backend)
     if backend.verdict:
         return "Failed"
-    return "Suspended" if interrupts and not backend.ended else backend.phase
+    return (backend.status and backend.status.end) or "Suspended"
 
 
 def _verdict(backend: Backend, story: Story) -> str | None:
@@ -282,7 +282,5 @@ def failure(backend: Backend) -> str | None:
     """Why the job failed, in the plan's words or ours; None where it did not."""
     if backend.verdict:
         return backend.verdict
-    for condition in backend.status.conditions if backend.status else ():
-        if condition.type == "Failed" and condition.status == "True":
-            return f"{condition.reason}: {condition.message}"
-    return None
+    failed = backend.status.condition("Failed") if backend.status is not None and backend.status.end == "Failed" else None
+    return None if failed is None else f"{failed.reason}: {failed.message}"

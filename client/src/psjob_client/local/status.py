@@ -145,29 +145,29 @@ def lateness(statuses: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float
 
     A push counts once on each shard. Quantiles are rounded up to the edge of their bucket.
     """
-    lag, gap = histograms(statuses).values()
-    if not lag["count"]:
+    late, gap = histograms(statuses).values()
+    if not late["count"]:
         return None
 
-    most = float(lag["max"])
+    most = float(late["max"])
 
     def quantile(share: float) -> float:
-        edges = (float(edge) for edge, held in lag["buckets"] if held >= share * lag["count"])
+        edges = (float(edge) for edge, held in late["buckets"] if held >= share * late["count"])
         return min(next(edges, most), most)
 
     def mean(one: Mapping[str, Any]) -> float:
         return float(one["sum"] / max(1, one["count"]))
 
     return {
-        "staleness": {"median": quantile(0.5), "p95": quantile(0.95), "max": most, "mean": mean(lag)},
+        "staleness": {"median": quantile(0.5), "p95": quantile(0.95), "max": most, "mean": mean(late)},
         "gap": {"mean": mean(gap), "max": gap["max"]},
     }
 
 
 def histograms(statuses: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Lag and gap of all pushes that the shards saw, each as one of contract.STATUS_KEYS; a push counts once on each shard."""
+    """Staleness and gap of all pushes that the shards saw, each as one of contract.STATUS_KEYS; a push counts once on each shard."""
     told = list(statuses)
-    return {name: _summed([part(one, name) for one in told]) for name in ("lag", "gap")}
+    return {name: _summed([part(one, name) for one in told]) for name in ("staleness", "gap")}
 
 
 def _summed(told: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -471,7 +471,7 @@ class AsyncClient:
             if job.phase in phases:
                 return job
         assert job is not None
-        ended = "is suspended" if job.phase == "Suspended" else f"ended as {job.phase}"
+        ended = "is suspended" if job.suspended else f"ended as {job.phase}"
         why = f" ({f'{job.reason}: ' if job.reason else ''}{job.message})" if job.message else ""
         resume = verb_step("resume", job.id, job.namespace)  # a view names commands
         said = Step(why.replace(resume.terminal, resume.python), why)

@@ -155,9 +155,10 @@ SPANS = 2000
 def row(job: JobView) -> dict[str, Any]:
     """A line of the list."""
     return {
-        "id": job.id, "name": job.name, "phase": job.phase, "reason": job.reason, "mode": job.mode, "created": job.created,
-        "ended": job.ended, "step": job.progress.step, "total": job.progress.total, "loss": job.progress.loss, "rate": job.progress.rate,
-        "restarts": job.restarts, "warnings": len(job.warnings) + len(job.problems), "unit": job.unit, "metrics": job.progress.metrics,
+        "id": job.id, "name": job.name, "phase": job.phase, "over": not job.active, "reason": job.reason, "mode": job.mode,
+        "created": job.created, "ended": job.ended, "step": job.progress.step, "total": job.progress.total, "loss": job.progress.loss,
+        "rate": job.progress.rate, "restarts": job.restarts, "warnings": len(job.warnings) + len(job.problems), "unit": job.unit,
+        "metrics": job.progress.metrics,
     }  # fmt: skip
 
 

@@ -15,9 +15,8 @@ from pydantic import BaseModel
 from psjob_operator.api.claim_template import claim_schema
 from psjob_operator.api.field_rule import FieldRule
 from psjob_operator.api.immutability import immutability_rules
-from psjob_operator.api.rules import EXIT_CODES, FAILURE_RULES, POD_CONDITIONS, REASONS, SIGNALS, rules
+from psjob_operator.api.rules import CUT, EXIT_CODES, FAILURE_RULES, POD_CONDITIONS, REASONS, SIGNALS, STAGES, rules
 from psjob_operator.api.spec import JobSpec
-from psjob_operator.api.stage_rules import CUT, STAGES
 from psjob_operator.api.status import JobStatus
 from psjob_operator.api.template import template_rules, template_schema
 from psjob_operator.contract import GROUP, KIND, PLURAL, VERSION

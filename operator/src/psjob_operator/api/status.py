@@ -34,8 +34,9 @@ READINGS = 32
 """Readings of a status that cannot be read whole, each without what the one before could not read."""
 
 
-TERMINAL: frozenset[Phase] = frozenset({"Complete", "Failed"})
-"""Phases, and conditions of these names, that a job never leaves within its run."""
+Terminal = Literal["Complete", "Failed"]
+TERMINAL: tuple[Terminal, ...] = get_args(Terminal)
+"""Conditions that end a job: one that is True stays so within its run."""
 
 
 class StatusModel(Model):
@@ -45,15 +46,15 @@ class StatusModel(Model):
 
 
 class JobStatus(StatusModel):
-    """What was seen, and what was done. Phases that end a job, attempts, term and worker start never go back."""
+    """What was seen, and what was done. Conditions that end a job, attempts, term and worker start never go back."""
 
     observed_generation: Amount | None = None
     """Generation of the spec that this status answers."""
     phase: Annotated[Phase, Open(get_args(Phase))] | None = None
-    """One word for people. Programs read the conditions."""
+    """One word for people. Programs read conditions."""
     conditions: tuple[Condition, ...] = ()
     """One entry a type: Ready, Reconciling, Stalled, Suspended, Complete, Failed, CheckpointReady. Of what is wrong with a job that trains
-    on, absent until it was True once: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
+    on, absent until True once: Degraded, Diverged, WorkersDiffer, BuffersDiffer, DataNotSharded, NonFiniteGradients, LargePushes,
     LearningRateHigh, Contended."""
     run: str | None = None
     """Identity of this training run: the job's uid. Names the folder of its checkpoints."""
@@ -64,7 +65,7 @@ class JobStatus(StatusModel):
     roles: tuple[RoleStatus, ...] | None = None
     """Shards and workers, counted, one entry a role."""
     shards_ready: str | None = None
-    """Shards that serve, of those declared, such as 2/2. Text for a printer column."""
+    """Shards that serve, of those declared, such as 2/2."""
     workers: WorkersStatus = Field(default_factory=lambda: WorkersStatus())
     """The workers, counted; only those with a problem are named."""
     replicas: Count | None = None
@@ -72,7 +73,7 @@ class JobStatus(StatusModel):
     selector: str | None = None
     """Label selector of the workers' pods."""
     workers_ready: str | None = None
-    """Workers that run or have succeeded, of those declared, such as 4/4. Text for a printer column."""
+    """Workers that run or have succeeded, of those declared, such as 4/4."""
     stages: tuple[StageStatus, ...] | None = None
     """One entry a stage of spec.stages, in their order; absent without stages."""
     stages_ready: str | None = None
@@ -88,7 +89,7 @@ class JobStatus(StatusModel):
     restarts: Restarts = Field(default_factory=lambda: Restarts())
     """Starts beyond the first, and failures that count against the limit."""
     start_time: str | None = None
-    """When the job was first acted on, or last resumed: runPolicy.activeDeadlineSeconds counts from here."""
+    """When the job began, or last resumed: runPolicy.activeDeadlineSeconds counts from here."""
     completion_time: str | None = None
     """When the job became Complete or Failed: runPolicy.ttlSecondsAfterFinished counts from here."""
 
@@ -105,7 +106,26 @@ class JobStatus(StatusModel):
     @property
     def ended(self) -> bool:
         """The job has ended, be it in a way that only a newer operator knows."""
-        return self.completion_time is not None or any(it.type in TERMINAL and it.status == "True" for it in self.conditions)
+        return self.completion_time is not None or self.end is not None
+
+    @property
+    def end(self) -> Terminal | None:
+        """The condition that ended the job; None of one that goes on."""
+        return next((kind for kind in TERMINAL if self.holds(kind)), None)
+
+    @property
+    def running(self) -> bool:
+        """All processes were there when it was last looked at, and none was lost since."""
+        return self.internal.ready_time is not None and self.internal.lost_time is None
+
+    @property
+    def suspended(self) -> bool:
+        """As in batch/v1, a job that is suspended has no start time."""
+        return self.start_time is None
+
+    def holds(self, kind: str) -> bool:
+        """The condition of this type is True."""
+        return any(it.type == kind and it.status == "True" for it in self.conditions)
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type; None where it is not told."""
@@ -133,13 +153,17 @@ class Internal(StatusModel):
     """What the operator keeps for itself."""
 
     term: Number | None = None
-    """Number of the present set of attempts; rises with every start of a shard."""
+    """Number of the present set of attempts; rises with each start of a shard."""
     placed_term: Number | None = None
     """Term in which all shards last began together."""
     worker_start: Number = 0
     """Highest start number given to a worker of this job; never goes back."""
     pending_starts: str = ""
     """Workers whose pod of this start number was not seen yet, such as 3:0-2,7."""
+    ready_time: str | None = None
+    """When all processes first ran, since the job began or resumed."""
+    lost_time: str | None = None
+    """Since when some are missing."""
     pinned: Pinned | None = None
     """What this run began with: all its pods and its config are made of it until it ends."""
 
@@ -175,7 +199,7 @@ class ShardStatus(StatusModel):
     attempt: Number
     """Number of its present start, from 1; never goes back."""
     state: Annotated[ShardState, Open(get_args(ShardState))] = "Pending"
-    """Where it stands: Pending (no process yet), Starting (restoring), Serving, Lost, Finished."""
+    """Pending (no process yet), Starting (restoring), Serving, Lost, Finished."""
     pod: str | None = None
     """Its pod."""
 
@@ -192,7 +216,7 @@ class RoleStatus(StatusModel):
     ready: Count = 0
     """Those of the active that serve, or run."""
     succeeded: Count = 0
-    """Those that ended with exit code 0 and are not needed again."""
+    """Those that ended with exit code 0."""
     failed: Count = 0
     """Those that ended otherwise, until they are started again."""
 
@@ -205,7 +229,7 @@ class WorkersStatus(StatusModel):
     ready: Count = 0
     """Workers that run now."""
     succeeded_indexes: str = ""
-    """Workers that ended with exit code 0, such as 0-99,101."""
+    """Workers that ended with exit code 0, as 0-99,101."""
     failed_indexes: str = ""
     """Workers that ended otherwise and are not started again."""
     problems: tuple[WorkerProblem, ...] = ()
@@ -231,7 +255,7 @@ class StageStatus(StatusModel):
     name: str
     """Name of the stage."""
     workers_ready: str = ""
-    """Its workers that run or have succeeded, of those declared, such as 2/2."""
+    """Its workers that run or have succeeded, such as 2/2."""
     step: Amount | None = None
     """Lowest complete step of its workers."""
     staleness: float | None = None
@@ -241,12 +265,12 @@ class StageStatus(StatusModel):
     memory_bytes: Amount | None = None
     """Bytes of RAM of the worker of this stage that holds most."""
     peak_memory_bytes: Amount | None = None
-    """The most bytes of RAM that one of its workers has held since its process began."""
+    """The most bytes of RAM that one of its workers has held."""
     peak_device_bytes: Amount | None = None
     """The most bytes of tensors that one of its workers had on its CUDA device; absent without one."""
     waiting: str | None = None
     """What one of its workers waits for, from whom, and since when; absent while they continue. The first eight
-    stages that wait say it."""
+    such stages say it."""
 
 
 class CheckpointStatus(StatusModel):
@@ -340,7 +364,7 @@ class Restarts(StatusModel):
     last_incident: Incident | None = None
     """The failure that was counted last, with all processes that it befell."""
     by_process: tuple[ProcessRestarts, ...] = ()
-    """The eight shards and workers that were started again most often, most first."""
+    """The eight processes that were started again most often, most first."""
 
 
 class Incident(StatusModel):
@@ -388,6 +412,20 @@ class ProcessRestarts(StatusModel):
     """If it ran, the last time."""
     time: str
     """When it was last started again."""
+
+
+def with_phase(status: JobStatus) -> JobStatus:
+    """The status with the one word that sums it up for people. It is made last, and nothing is decided by it."""
+    phase: Phase
+    if status.end is not None:
+        phase = status.end
+    elif status.suspended and not status.holds("Reconciling"):
+        phase = "Suspended"
+    elif status.internal.ready_time is None:
+        phase = "Pending"
+    else:
+        phase = "Running" if status.running else "Recovering"
+    return status.model_copy(update={"phase": phase})
 
 
 def stamp(at: float) -> str:

@@ -2,6 +2,9 @@
 
 First the types: those of spec by the models, those inside a pod template by the CRD's schema and by the schema of Kubernetes. Only a
 manifest of the right types is asked for rules.
+
+A name that a field or value had before is refused with the one to write in its place, and never read. The API server knows no old names: it
+drops them from a job that was stored before, and refuses them in `kubectl apply` as unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -25,7 +28,6 @@ from psjob_operator.api.crd import node
 from psjob_operator.api.crd import schema as make_schema
 from psjob_operator.api.field_rule import Problem, breaches, field_path, shown
 from psjob_operator.api.field_rule import found as places
-from psjob_operator.api.renamed import renamed_field, renamed_value
 from psjob_operator.api.rules import rules
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.template import WHOLE_GPUS, template_rules
@@ -51,6 +53,33 @@ FEW = 10
 WHOLE = {"int32": 2**31, "int64": 2**63}
 BOOLEANS = ("true", "false", "yes", "no", "on", "off")
 """Words that YAML takes for truth values if they have no quotes."""
+_CLAIM = "spec.checkpoint.volumeClaimTemplate"
+RENAMED_FIELDS: Final = {
+    "spec.ps": "write spec.shards: {replicas: 2} for ps: {shards: 2}",
+    "spec.shards.shards": "write spec.shards.replicas",
+    "spec.shards.shardTimeoutSeconds": "write spec.shards.progressDeadlineSeconds",
+    "spec.training.backupWorkers": "write spec.training.sync: {backupWorkers: 1}",
+    "spec.training.reduction": "write spec.training.sync: {reduction: median}",
+    "spec.training.maxGradNorm": "write spec.training.sync: {maxGradNorm: 1.0}",
+    "spec.training.staleness": "write spec.training.bounded: {staleness: 3} or spec.training.threshold: {staleness: 16}",
+    "spec.training.splits": "write spec.training.softsync: {splits: 2}",
+    "spec.workers.stepTimeoutSeconds": "write spec.workers.progressDeadlineSeconds",
+    "spec.runPolicy.failureRules": "write spec.runPolicy.podFailurePolicy: {rules: [...]}, with onSignals and onReasons",
+    "spec.runPolicy.podFailurePolicy.rules[].signals": "write spec.runPolicy.podFailurePolicy.rules[].onSignals",
+    "spec.runPolicy.podFailurePolicy.rules[].reasons": "write spec.runPolicy.podFailurePolicy.rules[].onReasons",
+    "spec.checkpoint.interval": "write spec.checkpoint.periodSeconds: 30 for interval: 30s",
+    "spec.checkpoint.size": f"write {_CLAIM}: {{spec: {{resources: {{requests: {{storage: 10Gi}}}}}}}}",
+    "spec.checkpoint.accessMode": f"write {_CLAIM}: {{spec: {{accessModes: [ReadWriteMany]}}}}",
+    "spec.checkpoint.retain": "write spec.checkpoint.persistentVolumeClaimRetentionPolicy: {whenDeleted: Delete} for retain: false",
+    "spec.checkpoint.volume.claim": "write spec.checkpoint.volume: {persistentVolumeClaim: {claimName: my-claim}}",
+}
+"""Path of a field that has gone -> the sentence that names the new one."""
+RENAMED_VALUES: Final[dict[str, dict[str, str]]] = {
+    "spec.injection": {"auto": "Auto", "none": "None"},
+    "spec.shards.placement": {"spread": "Spread", "packed": "Packed", "colocated": "Colocated"},
+    "spec.training.updateAt": {"server": "shard"},
+}
+"""Path of a field -> its old values, each with the new one."""
 
 
 def validate_job(raw: Any) -> tuple[PSTrainingJob | None, list[Problem]]:
@@ -114,7 +143,7 @@ def _corrected(raw: Any, found: Sequence[Problem]) -> Any:
             value = part.pop(last, None)
             if problem.limit.startswith(UNSUPPORTED):
                 known = [str(each) for each in _at(problem.field)["enum"]]
-                part[last] = renamed_value(problem.field, value) or difflib.get_close_matches(str(value), known, n=1)[0]
+                part[last] = _renamed_value(problem.field, value) or difflib.get_close_matches(str(value), known, n=1)[0]
                 continue
             meant = _near(problem.field) if problem.limit.startswith(UNKNOWN) else ""
             if meant:
@@ -284,7 +313,7 @@ def _purpose(path: str) -> str:
 
 
 def _meant(path: str) -> str:
-    if now := renamed_field(path):
+    if now := _renamed_field(path):
         return now
     near = _near(path)
     return f"did you mean {near}?" if near else f"fields here: {', '.join(_at(path.rpartition('.')[0]).get('properties', {}))}"
@@ -319,7 +348,7 @@ def pod_mistakes(definition: Schema, value: Any, path: str, *, overlay: bool = F
 
 def unsupported(path: str, value: Any, known: Sequence[str]) -> Problem:
     """The API server's words for a value that is none of `known`."""
-    near, now = difflib.get_close_matches(str(value), known, n=1), renamed_value(path, value)
+    near, now = difflib.get_close_matches(str(value), known, n=1), _renamed_value(path, value)
     choices = ", ".join(f'"{choice}"' for choice in known)
     remedy = f"write {now}" if now else f"did you mean {near[0]}?" if near else ""
     return Problem(path, None, f"{UNSUPPORTED}: {shown(value)}: supported values: {choices}", remedy)
@@ -402,7 +431,7 @@ def _object(part: Schema, value: Mapping[str, Any], path: str) -> Iterator[Probl
 
 
 def _meant_field(path: str, name: str, known: Sequence[str]) -> str:
-    if now := renamed_field(f"{path}.{name}"):
+    if now := _renamed_field(f"{path}.{name}"):
         return now
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if near or len(known) <= FEW:
@@ -432,3 +461,13 @@ def _twice(part: Schema, value: list[Any], path: str) -> Iterator[Problem]:
                 words = json.dumps(dict(zip(keys, named, strict=True)), separators=(",", ":"))
                 yield Problem(f"{path}[{i}]", None, f"{TWICE}: {words}", "items of this list differ by that; keep one of them")
             seen.add(named)
+
+
+def _renamed_field(path: str) -> str:
+    """What to write in place of the field at `path`; empty if it never was one."""
+    return RENAMED_FIELDS.get(re.sub(r"\[\d+\]", "[]", path), "")
+
+
+def _renamed_value(path: str, value: Any) -> str:
+    """The present word for a value that `path` took before; empty if it never did."""
+    return RENAMED_VALUES.get(re.sub(r"\[\d+\]", "[]", path), {}).get(str(value), "")

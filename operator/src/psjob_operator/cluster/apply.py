@@ -57,6 +57,7 @@ from psjob_operator.plan.actions import (
 )
 from psjob_operator.plan.objects import listening_workers
 from psjob_operator.plan.observed_state import ObservedState, Role
+from psjob_operator.plan.plan import OURS
 from psjob_operator.printable import LINE_ENDS, printable
 from psjob_operator.render import NOBODY
 
@@ -72,7 +73,6 @@ _KEYS = {"conditions": (("type",), "status"), "shards": (("index", "replica"), "
 """Lists whose entries are told apart by the first fields; what a newer operator adds to one holds while the last stays, too."""
 _MOMENTS = ("checkpoint", "progress", "interruption", "lastRecovery")
 """What is replaced whole when it changes: parts of another moment do not belong to it."""
-CONTROLLER = "psjob.dev/operator"
 _NOTE = 1024
 ROOM = 4096
 """Events that wait to be written; the oldest goes first where there are more."""
@@ -565,7 +565,7 @@ def _body(job: JobEntry, event: Event, number: int, instance: str, now: float) -
         "reason": event.reason[:128],
         "note": printable(event.message, LINE_ENDS, _NOTE),
         "action": "Reconcile",
-        "reportingController": CONTROLLER,
+        "reportingController": OURS,
         "reportingInstance": instance[:128],
         "eventTime": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
     }

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 import psjob_operator
 from psjob_operator.api.spec import Checkpoint
-from psjob_operator.api.status import unix
+from psjob_operator.api.status import TERMINAL, unix
 from psjob_operator.cluster.client import CORE_EVENTS, EVENTS, LEASES, NODES, SECRETS, WATCHED, JobKey
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -353,7 +353,6 @@ def resource_of(path: str) -> str:
 
 
 MOST_BUCKETS = 64
-ACTIVE = ("Running", "Recovering")
 PHASES = ("Pending", "Running", "Recovering", "Suspended", "Complete", "Failed")
 
 
@@ -414,16 +413,16 @@ class _JobSeries:
 
 
 def _of_status(page: _JobSeries, job: JobReading, now: float) -> None:
-    labels, status, phase = tuple(job.key), job.status, _phase(job)
+    labels, status = tuple(job.key), job.status
     workers, restarts, kept = _map(status, "workers"), _map(status, "restarts"), _map(status, "checkpoint")
-    page.set(PHASE, (*labels, phase), 1)
+    page.set(PHASE, (*labels, _phase(job)), 1)
     for ready, declared, text in (
         (SHARDS_READY, SHARDS, status.get("shardsReady")),
         (WORKERS_READY, WORKERS, status.get("workersReady")),
     ):
         there, _, wanted = text.partition("/") if isinstance(text, str) else ("", "", "")
         if there.isdecimal() and wanted.isdecimal():
-            page.set(ready, labels, 0 if phase == "Failed" else int(there))
+            page.set(ready, labels, 0 if _says(status, "Failed") else int(there))
             page.set(declared, labels, int(wanted))
     for name, stage in _stages(status):
         there, _, _ = str(stage.get("workersReady")).partition("/")
@@ -438,10 +437,15 @@ def _of_status(page: _JobSeries, job: JobReading, now: float) -> None:
     page.set(INTERRUPTED, labels, _age(_map(status, "interruption").get("since"), now))
     page.set(CHECKPOINT_STEP, labels, kept.get("step"))
     page.set(CHECKPOINT_BYTES, labels, kept.get("bytes"))
-    if phase in ACTIVE and not _map(job.brief, "checkpoint").get("disabled"):
+    if _trains(status) and not _map(job.brief, "checkpoint").get("disabled"):
         page.set(CHECKPOINT_AGE, labels, _age(_since(job, now), now))
         page.set(CHECKPOINT_INTERVAL, labels, _interval(job))
     page.set(FINISHED, labels, unix(_text(status.get("completionTime"))))
+
+
+def _trains(status: Mapping[str, Any]) -> bool:
+    """Its processes have all been there, and it has not ended or been suspended since."""
+    return bool(_map(status, "internal").get("readyTime")) and not any(_says(status, kind) for kind in TERMINAL)
 
 
 def _says(status: Mapping[str, Any], kind: str) -> bool:
@@ -481,9 +485,9 @@ def _of_told(page: _JobSeries, job: JobReading, now: float) -> None:
     page.set(LOSS, labels, said.get("loss"))
     page.set(PUSH_BYTES, labels, _natural(said.get("pushBytes")))
     page.set(PUSHES, labels, _natural(_map(job.told or {}, "counters").get("applied")))
-    page.histogram(STALENESS, labels, said.get("lag"))
+    page.histogram(STALENESS, labels, said.get("staleness"))
     page.histogram(GAP, labels, said.get("gap"))
-    if _phase(job) not in ACTIVE:
+    if not _trains(job.status):
         return  # a job that has ended or rests has no rate
     page.set(RATE, labels, said.get("rate"))
     told = said.get("workers")

@@ -229,14 +229,14 @@ def urgency(store: JobStore, key: JobKey) -> int:
     tally = store.tally(key)
     wanted = _number(job.brief.get("shards"), "replicas") + _number(job.brief.get("workers"), "replicas")
     full, missing = tally.up >= wanted, tally.there - tally.ended < wanted
-    match job.status.get("phase"):
-        case "Running":
-            return LATER if full else RECOVERING
-        case "Recovering":
-            return NEAR if full else RECOVERING if missing else LATER
-        case "Pending":
-            return NEAR if full else BEGUN if missing else LATER
-    return LATER
+    if not job.status.get("startTime"):
+        return LATER  # suspended
+    internal = job.status.get("internal") or {}
+    if internal.get("readyTime") and not internal.get("lostTime"):
+        return LATER if full else RECOVERING
+    if full:
+        return NEAR
+    return LATER if not missing else RECOVERING if internal.get("readyTime") else BEGUN
 
 
 def _number(part: Any, field: str) -> int:

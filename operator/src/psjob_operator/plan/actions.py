@@ -63,8 +63,8 @@ class CreateProcess:
     role: Role
     index: int
     number: int
-    view: int
-    """Shards: the view it starts in. Workers: informative."""
+    term: int
+    """Shards: the term it starts in. Workers: informative."""
     name: str
     checkpoint_known: bool = False
     """Shards: status.checkpoint.step > 0, so a manifest must be found (contract.ENV_MIN_STEP)."""

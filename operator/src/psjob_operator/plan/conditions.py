@@ -37,7 +37,7 @@ ORDER = (
     "LearningRateHigh",
     "Contended",
 )
-OF_THE_PHASE = ("Ready", "Reconciling", "Stalled", "Complete", "Failed")
+WRITTEN_ANEW = ("Ready", "Reconciling", "Stalled", "Complete", "Failed")
 """Types that are written anew each time: absent means False. All others stay, once they were written."""
 
 
@@ -193,9 +193,9 @@ def _pull_words(state: JobState, seat: Seat, pod: Process) -> str:
     for problem in state.stored.workers.problems:
         if seat.role == "worker" and problem.index == seat.index and problem.reason == "ImagePullBackOff" and problem.pod == pod.name:
             return problem.message
-    ready = next((condition.message for condition in state.stored.conditions if condition.type == "Ready"), "")
-    if seat.role == "shard" and ready.startswith(f"{seat}: ") and short(pod.waiting_message) not in ready:
-        return ready.removeprefix(f"{seat}: ")
+    ready = state.stored.condition("Ready")
+    if seat.role == "shard" and ready and ready.message.startswith(f"{seat}: ") and short(pod.waiting_message) not in ready.message:
+        return ready.message.removeprefix(f"{seat}: ")
     return pod.waiting_message
 
 

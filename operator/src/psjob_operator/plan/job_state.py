@@ -21,9 +21,8 @@ PATIENCE_SECONDS = 3.0
 """Shard 0 must have been asked so long after a worker's success was stored, so that a late word of it counts."""
 SUSPENDING = "Suspending"
 """Reason of Ready and Reconciling while processes end for a suspension."""
-
-
 PROGRESS_SECONDS = 60.0
+"""Progress is asked for, and written, no oftener."""
 RUNNING_SECONDS = 10.0
 """After all came up: asked at once, shard 0 would tell of workers that just attach, and that would stand for a minute."""
 SAME_SECONDS = 5.0
@@ -74,7 +73,7 @@ class JobState:
         """Reads an observed state: a status of another run gives no facts, only minimum numbers."""
         status = observed.status or JobStatus()
         if status.run == observed.uid:
-            return cls(observed, now, status, first_seen=False)
+            return cls(observed, now, _translated(status), first_seen=False)
         if status.run is None and status.ended:
             return cls(observed, now, status, first_seen=False)
         shards = tuple(shard.model_copy(update={"state": "Pending", "pod": None}) for shard in status.shards)
@@ -88,8 +87,8 @@ class JobState:
 
     @property
     def has_run(self) -> bool:
-        """All processes have been there since the job began or was resumed; so it is taken to be in a phase of a newer operator."""
-        return self.stored.phase not in (None, "Pending", "Suspended")
+        """All processes have been there since the job began or was resumed."""
+        return self.stored.internal.ready_time is not None
 
     @cached_property
     def pods(self) -> tuple[Process, ...]:
@@ -270,8 +269,8 @@ class JobState:
 
     @property
     def suspended(self) -> bool:
-        """The status says so: as in batch/v1, a job that is suspended has no start time."""
-        return not self.first_seen and self.stored.start_time is None
+        """The status says so."""
+        return not self.first_seen and self.stored.suspended
 
     @property
     def resuming(self) -> bool:
@@ -332,6 +331,15 @@ class JobState:
     @cached_property
     def _refusals(self) -> dict[str, Refusal]:
         return {refusal.name: refusal for refusal in self.observed.refusals}
+
+
+def _translated(status: JobStatus) -> JobStatus:
+    """A status of the version before, which had no `internal.ready_time`, with that of a job that is ready."""
+    ready = status.condition("Ready")
+    if status.internal.ready_time is not None or status.ended or ready is None or ready.status != "True":
+        return status
+    internal = status.internal.model_copy(update={"ready_time": ready.last_transition_time})
+    return status.model_copy(update={"internal": internal})
 
 
 def _last_words(shard: Process | None) -> Mapping[str, Any] | None:
@@ -455,8 +463,9 @@ def _pull_from(state: JobState, status: JobStatus) -> float | None:
     first = state.shards[0] if state.shards else None
     if first is None or first.outcome.kind != "running" or not first.up:
         return None
-    if status.phase == "Recovering" or status.interruption is not None or state.observed.spec.workers.progress_deadline_seconds is not None:
+    limited = state.observed.spec.workers.progress_deadline_seconds is not None
+    if limited or status.internal.lost_time is not None or status.interruption is not None:
         return 0.0  # with a limit for steps it is asked again soon anyway
     ready = status.condition("Ready")
     since = unix(ready.last_transition_time) if ready else None
-    return (since or 0.0) + (RUNNING_SECONDS if status.phase == "Running" else PENDING_SECONDS)
+    return (since or 0.0) + (RUNNING_SECONDS if status.running else PENDING_SECONDS)

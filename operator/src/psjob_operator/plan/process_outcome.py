@@ -231,7 +231,7 @@ def of_the_runtime(exit: Exit) -> bool:
 
 def _fenced_by(process: Process, exit: Exit) -> int:
     fenced = read_message(exit).get("fenced")
-    met = fenced.get("view" if process.role == "shard" else "start") if isinstance(fenced, dict) else None
+    met = fenced.get("term" if process.role == "shard" else "start") if isinstance(fenced, dict) else None
     # The message comes from a pod: a number far off must not carry ours out of every later operator's reach.
     return met if isinstance(met, int) and not isinstance(met, bool) and 0 < met < 2**31 - 2 else 0
 

@@ -34,7 +34,7 @@ LIVED_SECONDS = 5.0
 MOST_PROCESSES = 8
 """In status.restarts.byProcess."""
 AT_ONCE = ("Deleted", "Fenced")
-"""Causes that happen once: a person's deletion, a view that is passed by the next start."""
+"""Causes that happen once: a person's deletion, a term that is passed by the next start."""
 
 
 INCIDENT_SECONDS = 10.0
@@ -47,7 +47,7 @@ MOST_NODES = 8
 class RestartDecision:
     """The numbers as they should stand, and why."""
 
-    view: int
+    term: int
     attempts: tuple[int, ...]
     """One for each shard, those that the spec no longer has included."""
     start: int
@@ -124,18 +124,18 @@ def _decide(state: JobState, afresh: bool) -> RestartDecision:
     attempts = list(state.attempts)
     for seat in shards:
         attempts[seat.index] = max([attempts[seat.index], *(pod.number for pod in state.ahead if _sits(pod.role, pod.index, seat))]) + 1
-    view = state.stored.internal.term or 0
+    term = state.stored.internal.term or 0
     start = state.stored.internal.worker_start
     workers = [seat for seat in raised if seat.role == "worker"]
     if workers:
         met = (min(seat.outcome.fenced_by, start + MOST_RISE) for seat in workers)
         start = max([start, *met, *(pod.number for pod in state.ahead if pod.role == "worker")]) + 1
     absent = any(seat.outcome.kind == "absent" for seat in raised) and not afresh
-    # Who writes a shard's last message cannot put the view out of every process's reach.
-    view = max([view, *(min(seat.outcome.fenced_by, view + MOST_RISE) for seat in shards)]) + 1 if shards else view
+    # Who writes a shard's last message cannot put the term out of every process's reach.
+    term = max([term, *(min(seat.outcome.fenced_by, term + MOST_RISE) for seat in shards)]) + 1 if shards else term
     return RestartDecision(
-        view=view,
-        volume_group=view if moving or (afresh and shards) else state.stored.internal.placed_term,
+        term=term,
+        volume_group=term if moving or (afresh and shards) else state.stored.internal.placed_term,
         moving=moving,
         attempts=tuple(attempts),
         start=start,
@@ -147,10 +147,10 @@ def _decide(state: JobState, afresh: bool) -> RestartDecision:
 
 
 def unchanged(state: JobState) -> RestartDecision:
-    """No number changes, but for the view where the run does: the API server asks it of a writer that takes a status over."""
-    view = state.stored.internal.term or 0
+    """No number changes, but for the term where the run does: the API server asks it of a writer that takes a status over."""
+    term = state.stored.internal.term or 0
     return RestartDecision(
-        view=view + 1 if view and state.first_seen else view,
+        term=term + 1 if term and state.first_seen else term,
         volume_group=state.stored.internal.placed_term,
         moving=False,
         attempts=state.attempts,
@@ -169,7 +169,7 @@ def restarts(state: JobState, decision: RestartDecision) -> Restarts:
     reset = {"counted": 0, "counted_by_role": RoleCounts(), "last_reset": stamp(state.now)} if failures < before.counted else {}
     before = before.model_copy(update=reset)
     # Before the job first ran, an absent pod was most likely never made: its name was only reserved.
-    starting = state.stored.phase == "Pending"
+    starting = not state.has_run
     again = [seat for seat in decision.raised if seat.number and not (starting and seat.outcome.kind == "absent")]
     if decision.afresh or not again:
         return before

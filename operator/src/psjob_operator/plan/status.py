@@ -16,7 +16,6 @@ from psjob_operator.api.status import (
     Internal,
     Interruption,
     JobStatus,
-    Phase,
     Recovery,
     RoleStatus,
     ShardState,
@@ -32,6 +31,7 @@ from psjob_operator.api.status import (
     stamp_exact,
     starts_text,
     unix,
+    with_phase,
 )
 from psjob_operator.plan import objects, placement, pods
 from psjob_operator.plan.actions import Event
@@ -50,6 +50,7 @@ from psjob_operator.plan.conditions import (
     with_times,
 )
 from psjob_operator.plan.job_state import (
+    PROGRESS_SECONDS,
     JobState,
     Seat,
     current_checkpoint,
@@ -71,7 +72,6 @@ STAGE_WAITS, STAGE_WAIT_LENGTH = 8, 160
 """The first stages that wait say for what, each in so many characters: a job has up to 64."""
 COUNTERS_SECONDS = 10.0
 WORDS_SECONDS = 60.0
-PROGRESS_SECONDS = 60.0
 TOLD = ("CheckpointReady", DEGRADED, *OF_TRAINING)
 """Conditions that come from progress."""
 LEAVING = ("ClaimTerminating", "ClaimMissing")
@@ -89,30 +89,30 @@ def report(state: JobState, decision: RestartDecision, troubles: tuple[Trouble, 
     """The status of a job that runs. `blocked`: (reason, sentence) why nothing may be created; None when that is not so."""
     up = not decision.raised and not blocked and all(seat.up for seat in state.shards)
     up = up and (state.success_met or all(seat.up for seat in state.workers))
-    phase = _phase(state, decision, up)
-    status = describe(state, decision, phase, _said(state, decision, troubles, blocked, phase), troubles)
-    return status.model_copy(update={"start_time": stamp(state.now)}) if decision.afresh or not status.start_time else status
+    status = describe(state, decision, _said(state, decision, troubles, blocked, up), troubles)
+    internal = status.internal.model_copy(update=_ready_and_lost(state, decision, up))
+    started = stamp(state.now) if decision.afresh or not status.start_time else status.start_time
+    return status.model_copy(update={"internal": internal, "start_time": started})
 
 
-def describe(
-    state: JobState, decision: RestartDecision, phase: Phase, said: Mapping[str, Say], troubles: tuple[Trouble, ...] = ()
-) -> JobStatus:
-    """The whole status of a job in `phase`. `said`: its conditions, without CheckpointReady and those of warnings."""
+def describe(state: JobState, decision: RestartDecision, said: Mapping[str, Say], troubles: tuple[Trouble, ...] = ()) -> JobStatus:
+    """The whole status of a job but for its phase. `said`: its conditions, without CheckpointReady and those of warnings."""
     spec, stored, generation = state.observed.spec, state.stored, state.observed.generation
-    trains = phase == "Running" and said["Ready"].status == "True"
+    trains = said["Ready"].status == "True" and "Complete" not in said
     beside = {**resumed(stored.conditions, bool(spec.suspend)), **warning_conditions(state, trains)}
     return JobStatus(
         observed_generation=generation,
-        phase=phase,
         conditions=with_times(
             {**beside, **said, **_checkpoint_said(state), **_contended_said(state)}, stored.conditions, generation, state.now
         ),
         run=state.observed.uid,
         internal=Internal(
-            term=decision.view or None,
+            term=decision.term or None,
             placed_term=decision.volume_group,
             worker_start=decision.start,
             pending_starts=starts_text(_pending(state, decision)),
+            ready_time=stored.internal.ready_time,
+            lost_time=stored.internal.lost_time,
             pinned=pods.pinned(state, decision.afresh),
         ),
         shards=_shards(state, decision),
@@ -237,21 +237,22 @@ def _contended_said(state: JobState) -> dict[str, Say]:
     return {"Contended": Say("True", "OtherWriter", words)} if words else {}
 
 
-def _phase(state: JobState, decision: RestartDecision, up: bool) -> Phase:
+def _ready_and_lost(state: JobState, decision: RestartDecision, up: bool) -> dict[str, str | None]:
+    """The two times of `internal`. `up`: all processes are there."""
+    stored, now = state.stored.internal, stamp(state.now)
     if up:
-        return "Running"
+        return {"ready_time": stored.ready_time or now, "lost_time": None}
     if decision.afresh or not state.has_run:
-        return "Pending"
-    # A word of a newer operator stands until something is seen that this one has a word for.
-    return "Recovering" if decision.raised or state.stored.phase in (None, "Running") else state.stored.phase
+        return {"ready_time": None, "lost_time": None}
+    return {"ready_time": stored.ready_time, "lost_time": stored.lost_time or now}
 
 
 def _said(
-    state: JobState, decision: RestartDecision, troubles: tuple[Trouble, ...], blocked: tuple[str, str] | None, phase: Phase
+    state: JobState, decision: RestartDecision, troubles: tuple[Trouble, ...], blocked: tuple[str, str] | None, up: bool
 ) -> dict[str, Say]:
     if blocked:
         return starting(*blocked)
-    if phase == "Running":
+    if up:
         return ready_condition(state)
     around = objects.refused(state.observed, pods.pinned(state, decision.afresh))
     if around:
@@ -264,7 +265,7 @@ def _said(
     waits = objects.unbound(state.observed)
     if waits:
         return starting("ClaimPending", waits)
-    if phase == "Recovering":
+    if state.has_run and not decision.afresh:
         return starting("Recovering", recovering(state, decision))
     spec = state.observed.spec
     return starting("Starting", f"{plural(spec.shards.replicas, 'shard')} and {plural(spec.workers.replicas, 'worker')} are starting")
@@ -332,7 +333,7 @@ def _measured(name: str, ready: str, said: Mapping[str, Any], waits: bool) -> St
 
 def settle(state: JobState, fresh: JobStatus) -> tuple[JobStatus, float | None]:
     """The status to store, which is the stored one while nothing is due, and when the next change is due."""
-    stored = state.observed.status
+    stored, fresh = state.observed.status, with_phase(fresh)
     if stored is None or state.first_seen or _core(stored) != _core(fresh):
         return fresh, None
     if stored == fresh:
@@ -379,7 +380,7 @@ def pending_until(state: JobState, status: JobStatus) -> float | None:
     """Unix time at which pendingTimeoutSeconds ends a job that lacks processes; None without one, or while it has them all."""
     seconds, ready = state.observed.spec.run_policy.pending_timeout_seconds, status.condition("Ready")
     since = unix(ready.last_transition_time) if ready is not None and ready.status == "False" else None
-    if seconds is None or since is None or status.phase not in ("Pending", "Recovering"):
+    if seconds is None or since is None or status.running or status.suspended:
         return None
     return since + seconds
 
@@ -390,6 +391,7 @@ def _core(status: JobStatus) -> Any:
         status.phase,
         status.run,
         (status.internal.pinned, status.internal.term, status.internal.worker_start),
+        (status.internal.ready_time, status.internal.lost_time),
         status.start_time,
         status.completion_time,
         status.restarts,
@@ -439,9 +441,9 @@ def _plain(status: JobStatus) -> list[Any]:
 
 def with_recovery(state: JobState, decision: RestartDecision, status: JobStatus) -> JobStatus:
     """The status of a job that runs, with the interruption that begins, lasts or is over."""
-    began = decision.raised and not decision.afresh and state.stored.phase in ("Running", "Recovering")
+    began = decision.raised and not decision.afresh and state.has_run
     interruption = _begun(state, decision) if began else None if decision.afresh else state.stored.interruption
-    if interruption is None or status.phase != "Running":
+    if interruption is None or not status.running:
         return status.model_copy(update={"interruption": interruption})
     resumed = _Resumed.read(state)
     if resumed is None or not resumed.is_after(interruption, decision):
@@ -468,7 +470,7 @@ def _begun(state: JobState, decision: RestartDecision) -> Interruption:
     known, asked = state.stored.interruption, state.observed.progress_at
     if known is not None:
         since = unix(known.since) or state.now
-        if state.stored.phase == "Recovering" or (asked is not None and asked > since):
+        if state.stored.internal.lost_time is not None or (asked is not None and asked > since):
             return known
     ready = state.stored.condition("Ready")
     waited = unix(ready.last_transition_time) if ready is not None and ready.status == "False" else None
@@ -488,7 +490,7 @@ def _begun(state: JobState, decision: RestartDecision) -> Interruption:
 class _Resumed:
     """The first step after the last interruption that shard 0 has seen."""
 
-    view: int
+    term: int
     start: int
     from_step: int
     at: float
@@ -501,20 +503,20 @@ class _Resumed:
         ended = state.shards[0].process is None or state.shards[0].process.exit is not None
         if not isinstance(told, Mapping) or asked is None or ended:
             return None
-        view, start, from_step, age = (
-            told_integer(told, "view"),
+        term, start, from_step, age = (
+            told_integer(told, "term"),
             told_integer(told, "start"),
             told_integer(told, "from"),
             told_number(told, "age"),
         )
-        if view is None or start is None or from_step is None or age is None or age < 0:
+        if term is None or start is None or from_step is None or age is None or age < 0:
             return None
-        return cls(view, start, from_step, asked - age) if age >= TOLD_SECONDS else None
+        return cls(term, start, from_step, asked - age) if age >= TOLD_SECONDS else None
 
     def is_after(self, interruption: Interruption, decision: RestartDecision) -> bool:
         """Were all processes there that were started again?"""
         since = unix(interruption.since)
-        return self.view >= decision.view and self.start >= decision.start and since is not None and self.at >= since - SLACK_SECONDS
+        return self.term >= decision.term and self.start >= decision.start and since is not None and self.at >= since - SLACK_SECONDS
 
 
 def _over(state: JobState, decision: RestartDecision, status: JobStatus, interruption: Interruption, resumed: _Resumed) -> JobStatus:

@@ -1,4 +1,4 @@
-"""Which end a job has come to, if any, and what is done then: the phase is stored, processes go, the job is deleted in its time.
+"""Which end a job has come to, if any, and what is done then: its condition is stored, processes go, the job is deleted in its time.
 
 The order in which ends are asked for is in `plan.POLICIES`.
 """
@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
-from psjob_operator.api.status import JobStatus, index_text, short, stamp, unix
+from psjob_operator.api.status import JobStatus, Terminal, index_text, short, stamp, unix, with_phase
 from psjob_operator.plan import conditions, placement
 from psjob_operator.plan.actions import DeleteJob, Event, Plan
 from psjob_operator.plan.conditions import explain, warning_text
@@ -26,9 +26,9 @@ _OF_A_TEMPLATE = re.compile(r"spec\.(workers|shards|stages\[\d+\])\.template\b")
 
 @dataclass(frozen=True)
 class Ending:
-    """A terminal phase: the word, the reason and the sentence."""
+    """The condition that ends a job, its reason and its sentence."""
 
-    phase: Literal["Complete", "Failed"]
+    condition: Terminal
     reason: str
     message: str
 
@@ -183,9 +183,9 @@ def _why(seat: Seat) -> str:
 
 
 def end(state: JobState, ending: Ending) -> Plan:
-    """The terminal phase is stored first, then processes are cleaned up: after a crash in between, the phase stands."""
+    """The condition that ends the job is stored first, then processes are cleaned up: after a crash in between, it stands."""
     status = _status(state, ending)
-    event = Event("Normal" if ending.phase == "Complete" else "Warning", ending.reason, short(ending.message))
+    event = Event("Normal" if ending.condition == "Complete" else "Warning", ending.reason, short(ending.message))
     return Plan(status=status, intent=True, actions=left_over(state), events=(event,), wake_at=_deleted_at(state, status))
 
 
@@ -210,10 +210,10 @@ def _deleted_at(state: JobState, status: JobStatus) -> float | None:
 
 
 def _status(state: JobState, ending: Ending) -> JobStatus:
-    done = ending.phase == "Complete"
+    done = ending.condition == "Complete"
     said = conditions.complete(ending.reason, ending.message) if done else conditions.failed(ending.reason, ending.message)
-    status = describe(state, unchanged(state), ending.phase, said)
+    status = describe(state, unchanged(state), said)
     lost = [] if done else [seat.index for seat in state.workers if seat.outcome.kind in ("lost", "fatal")]
     workers = status.workers.model_copy(update={"failed_indexes": index_text(lost)})
     internal = status.internal.model_copy(update={"pending_starts": ""})
-    return status.model_copy(update={"workers": workers, "internal": internal, "completion_time": stamp(state.now)})
+    return with_phase(status.model_copy(update={"workers": workers, "internal": internal, "completion_time": stamp(state.now)}))

@@ -31,7 +31,7 @@ from psjob_operator.render.objects import (
     LABEL_ROLE,
     LABEL_STAGE,
     LABEL_START,
-    LABEL_VIEW,
+    LABEL_TERM,
     LABEL_VOLUME_GROUP,
     Document,
     beside,
@@ -209,7 +209,7 @@ def pod_environment(job: ConfigSource, process: CreateProcess, ending: str | Non
         values[contract.ENV_START] = str(process.number)
     else:
         values[contract.ENV_ATTEMPT] = str(process.number)
-        values[contract.ENV_TERM] = str(process.view)
+        values[contract.ENV_TERM] = str(process.term)
         values[contract.ENV_CHECKPOINTS] = CHECKPOINTS
         if process.checkpoint_known:
             values[contract.ENV_MIN_STEP] = "1"
@@ -233,7 +233,7 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
         LABEL_INDEX: str(process.index),
         LABEL_NUMBER: str(process.number),
         LABEL_ATTEMPT if process.role == "shard" else LABEL_START: str(process.number),
-        LABEL_VIEW: str(process.view),
+        LABEL_TERM: str(process.term),
     }
     if stage := _stage(job, process):
         own[LABEL_STAGE] = stage

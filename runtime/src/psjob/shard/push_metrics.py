@@ -324,11 +324,12 @@ class StalenessMetrics:
     def told(self) -> dict[str, Any]:
         """The histograms, as contract.STATUS_KEYS has them."""
         with self._lock:
-            return {"lag": self._staleness.told(), "gap": self._gap.told()}
+            return {"staleness": self._staleness.told(), "gap": self._gap.told()}
 
     def word(self, attempt: int) -> dict[str, Any]:
         """What goes to the coordinator."""
-        return {"did": "staleness", "attempt": attempt, "began": self._began, **self.told()}
+        told = {WIRE_WORDS[name]: histogram for name, histogram in self.told().items()}
+        return {"did": "staleness", "attempt": attempt, "began": self._began, **told}
 
     def add(self, rank: int, clock: int, part: _Seen, hyperparameters: Mapping[str, float | bool]) -> None:
         """A block has taken its part of a push."""
@@ -440,7 +441,9 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(x.view(-1).dot(y.view(-1)))
 
 
-EDGES = {"lag": STALENESS_EDGES, "gap": GAPS}
+EDGES = {"staleness": STALENESS_EDGES, "gap": GAPS}
+WIRE_WORDS = {"staleness": "lag", "gap": "gap"}
+"""The names of the histograms between shards."""
 
 
 class StalenessHistogram:
@@ -454,7 +457,7 @@ class StalenessHistogram:
     def heard(self, shard: int, body: Mapping[str, Any]) -> None:
         """A shard tells of its pushes, as `StalenessMetrics.word` writes it. Raises ValueError, KeyError or TypeError for anything else."""
         began = (int(body["attempt"]), float(body["began"]))
-        seen = {word: Histogram.read(edges, body[word]) for word, edges in EDGES.items()}
+        seen = {name: Histogram.read(edges, body[WIRE_WORDS[name]]) for name, edges in EDGES.items()}
         known = self._told.get(shard)
         if known is not None and began < known[0]:
             return

@@ -318,7 +318,7 @@ class Server:
             self.control.post(e.Terminated())
 
     def fenced(self, fenced: Fenced) -> None:
-        self.termination_message["fenced"] = {"view": fenced.term}
+        self.termination_message["fenced"] = {"term": fenced.term}
         self.leave(contract.EXIT_FENCED, str(fenced))
 
     def leave(self, code: int, message: str) -> None:

@@ -253,7 +253,7 @@ def status(server: Server) -> dict[str, Any]:
     """The JSON of contract.STATUS_KEYS."""
     store, counters = server.store, server.store.counters
     body: dict[str, Any] = {
-        "run": store.run, "index": store.index, "attempt": store.attempt, "view": store.term, "pod": server.place.pod,
+        "run": store.run, "index": store.index, "attempt": store.attempt, "term": store.term, "pod": server.place.pod,
         "state": _state(server), "transfer": _transfer(server), "problem": server.problem,
         "counters": {
             "pushes": counters.pushes, "applied": counters.applied, "dropped": counters.dropped,
@@ -266,7 +266,7 @@ def status(server: Server) -> dict[str, Any]:
         "memory": {"rssBytes": _rss()},
         "nonFinite": store.non_finite.told(),
         "largePushes": None if store.push_norms is None else store.push_norms.told(),
-        **(store.staleness.told() if store.staleness is not None else {"lag": None, "gap": None}),
+        **(store.staleness.told() if store.staleness is not None else {"staleness": None, "gap": None}),
     }  # fmt: skip
     coordinator = server.coordinator
     said = None if coordinator is None else coordinator.status()

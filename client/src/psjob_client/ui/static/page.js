@@ -265,7 +265,7 @@ class RunsPage {
     this.runs = runs;
     this.labels = labels(runs);
     this.redraw();
-    this.over = runs.every((run) => ["Complete", "Failed", "Suspended"].includes(run.phase));
+    this.over = runs.every((run) => run.over);
     document.title = `${runs.length} runs – psjob`;
   }
 

@@ -72,7 +72,7 @@ class JobProgress:
     def adopt(self, made: CheckpointFacts) -> None:
         """This manifest is the newest: show it."""
         self.checkpoint = {
-            "step": made.step, "view": made.term, "time": made.created, "bytes": made.bytes,
+            "step": made.step, "term": made.term, "time": made.created, "bytes": made.bytes,
             "path": made.name, "final": made.final, "observedRequest": made.request,
         }  # fmt: skip
         if made.final:
@@ -238,7 +238,7 @@ class RecoveryTimer:
         if self._first is None:
             return {"stepsLost": self.steps_lost, "resumed": None}
         term, start, floor, step, at = self._first
-        first = {"view": term, "start": start, "from": floor, "step": step, "age": round(max(0.0, wall - at), 3)}
+        first = {"term": term, "start": start, "from": floor, "step": step, "age": round(max(0.0, wall - at), 3)}
         return {"stepsLost": self.steps_lost, "resumed": first}
 
 
