@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -523,3 +524,18 @@ def is_shown(view: object) -> bool:
     """Has the cell that runs shown this view?"""
     notebook = notebook_shell()
     return notebook is not None and _shown is not None and _shown[0] is view and _shown[1] == notebook.execution_count
+
+
+def notebook_board() -> Callable[[JobView, HistoryView], None] | None:
+    """Shows a job, in place of what it showed before; None: this is no notebook."""
+    if notebook_shell() is None:
+        return None
+    from IPython.display import HTML, display
+
+    handle = display(HTML(""), display_id=True)
+
+    def show(job: JobView, history: HistoryView) -> None:
+        handle.update(HTML(job_html(job, history)))
+        mark_shown(job)
+
+    return show
