@@ -464,8 +464,8 @@ def _processes(job: JobView) -> str:
 
 
 def _curve(history: HistoryView | None) -> str:
-    series = history and next((one for name in ("loss",) if (one := history.of(name)) is not None and len(one.values) > 1), None)
-    if not series:
+    series = history.of("loss") if history is not None else None
+    if series is None or len(series.values) < 2:
         return ""
     low, high = min(series.values), max(series.values)
     label = f"{series.name} {number(series.values[0])} to {number(series.values[-1])}, steps {series.steps[0]} to {series.steps[-1]}"
