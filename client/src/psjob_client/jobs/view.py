@@ -437,7 +437,7 @@ class HistoryView(View):
 def job_html(job: JobView, history: HistoryView | None = None, now: float | None = None) -> str:
     """What a notebook shows."""
     at = time.time() if now is None else now
-    facts = [("step", _step(job)), ("loss", number(job.progress.loss)), ("rate", _rate(job)), ("checkpoint", _checkpoint(job, at))]
+    facts = [("step", step_words(job)), ("loss", number(job.progress.loss)), ("rate", _rate(job)), ("checkpoint", _checkpoint(job, at))]
     facts += [("restarts", str(job.restarts))] if job.restarts else []
     facts += [(name, number(value)) for name, value in job.progress.metrics.items() if name != "loss"]
     colour = COLOURS.get(job.phase, "inherit")
@@ -487,7 +487,8 @@ def _points(series: Series, low: float, high: float) -> str:
     return " ".join(f"{(step - first) * across:.1f},{HEIGHT - 2 - (value - low) * up:.1f}" for step, value in kept)
 
 
-def _step(job: JobView) -> str:
+def step_words(job: JobView) -> str:
+    """`120/368`, or `120` where the script told no last step."""
     told = job.progress
     return f"{told.step}/{told.total}" if told.total else str(told.step)
 
