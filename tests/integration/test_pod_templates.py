@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hack.cluster.api import ApiError
-from psjob_client.cli.render import documents
+from psjob_client.cli.manifest_commands import documents
 from psjob_operator.api.validate import validate_job
 from psjob_operator.render.shard import KEYED, merge_templates
 from tests.integration.pod_templates import Template, templates

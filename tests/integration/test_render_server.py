@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hack.cluster.api import ApiError
-from psjob_client.cli.render import documents
+from psjob_client.cli.manifest_commands import documents
 from psjob_operator.api.spec import PSTrainingJob
 from tests.support.cluster_fixtures import Cluster
 

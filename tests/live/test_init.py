@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psjob_client.cli import main
-from psjob_client.cli.init import TESTED
+from psjob_client.cli.manifest_commands import TESTED
 from psjob_client.lint import judge_text
 from psjob_client.problems import BadInput
 from tests.frameworks import IMPORTS, OFFLINE
@@ -81,7 +81,7 @@ def test_a_package_that_is_not_there_is_named_with_its_command(tmp_path: Path, m
     def version(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr("psjob_client.cli.init.version", version)
+    monkeypatch.setattr("psjob_client.cli.manifest_commands.version", version)
     told = init(str(tmp_path / "b"), "--template", "lightning")
     assert f"pip install -r {tmp_path}/b/requirements.txt" in told
     assert f"lightning=={TESTED['lightning']}" in (tmp_path / "b" / "requirements.txt").read_text()

@@ -9,6 +9,7 @@ import pydoc
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -131,3 +132,11 @@ def test_the_blocking_face_has_every_verb_of_the_other(blocking: type, other: ty
     for name in verbs - {"phase", "manifest"}:
         theirs, ours = (inspect.signature(getattr(kind, name)).parameters for kind in (other, blocking))
         assert {key: ours[key] for key in theirs} == dict(theirs), name
+
+
+@pytest.mark.parametrize(("kind", "name"), [verb for verb in VERBS if verb != (ps.Job, "wait")])
+def test_a_blocking_verb_hands_on_all_that_it_takes(kind: type, name: str) -> None:
+    core = mock.create_autospec(ps.AsyncClient if kind is ps.Client else ps.AsyncJob, instance=True, id="digits")
+    given = {parameter: object() for parameter in inspect.signature(getattr(kind, name)).parameters if parameter != "self"}
+    getattr(kind(core), name)(**given)
+    getattr(core, name).assert_called_once_with(**given)

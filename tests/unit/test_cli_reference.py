@@ -24,8 +24,8 @@ from typer.main import get_command
 
 from psjob_client.cli import entry, main
 from psjob_client.cli.change_commands import parse_span
-from psjob_client.cli.init import manifest_template
 from psjob_client.cli.main import cli
+from psjob_client.cli.manifest_commands import manifest_template
 from psjob_client.cli.options import JobScope, bare_name, break_command, first_sentence
 from psjob_client.convert.draft import Script
 from psjob_client.local.manifest import Request, read_job, worker_commands

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psjob_client.cli.render import documents
+from psjob_client.cli.manifest_commands import documents
 from psjob_client.doctor.findings import (
     GIB,
     MIB,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from psjob.wire.unauthenticated import one_line
-from psjob_client.cli import doctor, output
+from psjob_client.cli import manifest_commands, output
 from psjob_client.cli.output import TextForm
 from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.report import page as report
@@ -203,7 +203,7 @@ OUTPUTS: dict[str, Callable[[str], str]] = {
     "metrics": lambda text: " ".join(map(str, output.metric_row(Series(name=text, times=(0.0,), steps=(1,), values=(1.0,))))),
     "logs": lambda text: COLOURS.sub("", printed(lambda: output.log_line(text))),
     "a refusal": lambda text: printed(lambda: output.say(JobProblem(text))),
-    "doctor": lambda text: printed(lambda: doctor._print([Finding("problem", text, text, text, text)], TextForm.text)),
+    "doctor": lambda text: printed(lambda: manifest_commands._print_findings([Finding("problem", text, text, text, text)], TextForm.text)),
     "run": of_a_run,
     "run in a pipe": lambda text: printed(lambda: Display("job", progress=False).say(text)),
     "a notebook": lambda text: job_html(job(text)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from psjob_client.cli.render import NO_UID, documents, render, render_yaml
+from psjob_client.cli.manifest_commands import NO_UID, documents, render, render_yaml
 from psjob_client.local.manifest import read_job
 from psjob_client.problems import BadInput
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psjob_client.cli.render import documents
+from psjob_client.cli.manifest_commands import documents
 from psjob_client.doctor.fitting import pod_groups
 from psjob_operator import contract, render
 from psjob_operator.api.status import Pinned

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from psjob_client.jobs.view import HistoryView, JobView
+from psjob_client.jobs.view import HistoryView, JobView, notebook_board
 from psjob_client.problems import JobProblem
-from psjob_client.sdk import job, manifest
+from psjob_client.sdk import manifest
 from psjob_client.sdk.boot import own_folder, written
 from psjob_client.sdk.manifest import LARGEST, CannotShip, script_of
 
@@ -194,7 +194,7 @@ def ipython(monkeypatch: pytest.MonkeyPatch, shell: Any) -> list[str]:
 
 def test_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = ipython(monkeypatch, SimpleNamespace(kernel=object(), execution_count=1))
-    board = job.notebook_board()
+    board = notebook_board()
     assert board is not None
     board(JOB, HistoryView())
     board(JOB.model_copy(update={"phase": "Complete", "end": "Complete"}), HistoryView())
@@ -204,9 +204,9 @@ def test_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shell", [None, SimpleNamespace()], ids=["no shell", "a terminal"])
 def test_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch, shell: Any) -> None:
     ipython(monkeypatch, shell)
-    assert job.notebook_board() is None
+    assert notebook_board() is None
 
 
 def test_without_ipython_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert job.notebook_board() is None
+    assert notebook_board() is None

@@ -35,7 +35,7 @@ OFTEN_SECONDS, OFTEN_STEPS = 5, 10
 class FileFinding:
     """One thing about one value of one file."""
 
-    level: Literal["error", "warning"]
+    level: Level
     file: str
     line: int | None
     """From 1; None where it is about the file as a whole."""

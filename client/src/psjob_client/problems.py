@@ -46,6 +46,11 @@ class JobProblem(Exception):
 
     __module__ = "psjob"
 
+    def __init_subclass__(cls) -> None:
+        """A traceback names it as users import it."""
+        if cls.__module__.startswith("psjob_client."):
+            cls.__module__ = JobProblem.__module__
+
     def __init__(self, *parts: str | Step) -> None:
         super().__init__(*parts)
 
@@ -61,55 +66,37 @@ class JobProblem(Exception):
 class NoSuchJob(JobProblem):
     """There is no job of that name."""
 
-    __module__ = "psjob"
-
 
 class Unreachable(JobProblem):
     """The cluster gives no answer, or there is no way to it."""
-
-    __module__ = "psjob"
 
 
 class NotAllowed(JobProblem):
     """The cluster refuses this user."""
 
-    __module__ = "psjob"
-
 
 class NotServed(JobProblem):
     """The cluster does not know PSTrainingJob."""
-
-    __module__ = "psjob"
 
 
 class Conflict(JobProblem):
     """The job is not in a state in which that can be done."""
 
-    __module__ = "psjob"
-
 
 class BadManifest(JobProblem):
     """The manifest that was asked for is not valid; a line a problem."""
-
-    __module__ = "psjob"
 
 
 class JobFailed(JobProblem):
     """The job that was waited for has failed."""
 
-    __module__ = "psjob"
-
 
 class DeadlinePassed(JobProblem):
     """What was waited for did not come in time."""
 
-    __module__ = "psjob"
-
 
 class NoWeights(JobProblem):
     """The job has no weights to load, or they cannot be read."""
-
-    __module__ = "psjob"
 
 
 def no_such_job(name: str, where: str, known: Iterable[str], listing: Step) -> NoSuchJob:

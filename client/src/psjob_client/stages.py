@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from psjob.planning.plan import Grid, Profile, Wire, profile_of
 from psjob_client.topology.choose import Unfit, estimate
-from psjob_client.topology.machine import Machine, Routes
+from psjob_client.topology.machine import Machine, Routes, finding_in_words
 from psjob_operator.api.base import Model
 from psjob_operator.api.field_rule import Problem, field_path, shown
 
@@ -123,19 +123,10 @@ def _breaches(file: ProfileFile) -> Iterator[Problem]:
 
 
 def _told(detail: ErrorDetails) -> Problem:
-    """Pydantic's finding in the words of psjob."""
-    path = field_path(detail["loc"])
-    match detail["type"]:
-        case "missing":
-            return Problem(path, None, "Required value", "write the file with `psjob plan-stages SCRIPT --save FILE`")
-        case "extra_forbidden":
-            return Problem(path, None, "unknown field", "see docs/stages.md for the fields")
-        case "model_type" | "dict_type":
-            return Problem(path, detail["input"], "must be an object", "see docs/stages.md for an example")
-        case "literal_error":
-            return Problem(path, None, f"Unsupported value: {shown(detail['input'])}: this psjob reads format {FORMAT}", "profile again")
-        case _:
-            return Problem(path, detail["input"], detail["msg"][:1].lower() + detail["msg"][1:])
+    if detail["type"] == "literal_error":
+        limit = f"Unsupported value: {shown(detail['input'])}: this psjob reads format {FORMAT}"
+        return Problem(field_path(detail["loc"]), None, limit, "profile again")
+    return finding_in_words(detail, "docs/stages.md", "write the file with `psjob plan-stages SCRIPT --save FILE`")
 
 
 def grid_of(machine: Machine) -> Grid:

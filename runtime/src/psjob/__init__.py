@@ -67,9 +67,8 @@ if TYPE_CHECKING:
         NoWeights,
         Unreachable,
     )  # fmt: skip
-    from psjob_client.sdk.blocking import Client
+    from psjob_client.sdk.blocking import Client, Job
     from psjob_client.sdk.client import AsyncClient, AsyncJob
-    from psjob_client.sdk.job import Job
     from psjob_client.sdk.manifest import CannotShip
 
 __all__ = [
@@ -93,7 +92,7 @@ _HOME = {
 }  # fmt: skip
 
 _CLIENT = {
-    "Client": "sdk.blocking", "Job": "sdk.job", "AsyncClient": "sdk.client", "AsyncJob": "sdk.client",
+    "Client": "sdk.blocking", "Job": "sdk.blocking", "AsyncClient": "sdk.client", "AsyncJob": "sdk.client",
     "CannotShip": "sdk.manifest",
     **dict.fromkeys(
         (

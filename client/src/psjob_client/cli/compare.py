@@ -18,12 +18,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from psjob_client import problems
 from psjob_client.cli.options import Settings, complete_modes
-from psjob_client.cli.output import TextForm, TextOutput, emit, lines, say
+from psjob_client.cli.output import TextForm, TextOutput, emit, ruled_table, say
 from psjob_client.compare import outcome, report, sides
 from psjob_client.compare.outcome import Comparison, SideOutcome, repeated, verdict_sentences
 from psjob_client.compare.report import must_have_matplotlib
@@ -32,7 +30,6 @@ from psjob_client.local.manifest import read_job
 from psjob_client.local.run import EXIT_FAILED, EXIT_INTERRUPTED
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import PSTrainingJob, Training
-from psjob_operator.printable import printable
 
 EXAMPLES = """Examples:
 
@@ -114,7 +111,8 @@ def compare(
     if form is TextForm.json:
         emit(json.dumps(comparison.as_json(), indent=1) + "\n")
     else:
-        _show(report.report_rows(comparison))
+        head, *rows = report.report_rows(comparison)
+        ruled_table(head, rows, range(1, len(head)))
     for one in found:
         for said in ([] if one.result == "Complete" else [one.result]) + list(one.warnings):
             say(f"{one.title}: {said}")
@@ -213,17 +211,3 @@ def _about(simulate: bool) -> dict[str, str]:
         "psjob": version("psjob-operator"),
     }
     return about | ({"simulated": WHAT_IS_SIMULATED} if simulate else {})
-
-
-def _show(rows: Sequence[Sequence[str]]) -> None:
-    """The table for people, as it also pipes."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        lines(rows, right=range(1, len(rows[0])))
-        return
-    table = Table()
-    for place, name in enumerate(rows[0]):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
-    for row in rows[1:]:
-        table.add_row(*(Text(printable(word)) for word in row))
-    console.print(table)

@@ -9,20 +9,7 @@ from typing import Annotated
 
 import typer
 
-from psjob_client.cli import (
-    change_commands,
-    compare,
-    convert,
-    doctor,
-    init,
-    read_commands,
-    render,
-    run,
-    simulate,
-    stages,
-    topology,
-    validate,
-)
+from psjob_client.cli import change_commands, compare, convert, manifest_commands, read_commands, simulate, stages, topology
 from psjob_client.cli.options import Helped, HelpedGroup, ScriptCommand, with_option_groups
 from psjob_client.cli.output import echo, say
 from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
@@ -92,13 +79,13 @@ def _root(
 
 
 COMMANDS = (
-    ("run", run.run, run.EXAMPLES, ScriptCommand),
+    ("run", change_commands.run, change_commands.RUN_EXAMPLES, ScriptCommand),
     ("compare", compare.compare, compare.EXAMPLES, Helped),
     ("convert", convert.convert, convert.EXAMPLES, convert.LineCommand),
-    ("crd", render.crd, "Example: psjob crd | kubectl apply -f -", Helped),
-    ("doctor", doctor.doctor, doctor.EXAMPLES, Helped),
-    ("init", init.init, init.EXAMPLES, Helped),
-    ("render", render.render, "Example: psjob render job.yaml | less", Helped),
+    ("crd", manifest_commands.crd, "Example: psjob crd | kubectl apply -f -", Helped),
+    ("doctor", manifest_commands.doctor, manifest_commands.DOCTOR_EXAMPLES, Helped),
+    ("init", manifest_commands.init, manifest_commands.INIT_EXAMPLES, Helped),
+    ("render", manifest_commands.render, "Example: psjob render job.yaml | less", Helped),
     ("plan-stages", stages.plan_stages, stages.EXAMPLES, Helped),
     ("plan-topology", topology.plan_topology, topology.EXAMPLES, Helped),
     ("list", read_commands.list_jobs, read_commands.LIST_EXAMPLES, Helped),
@@ -116,7 +103,7 @@ COMMANDS = (
     ("delete", change_commands.delete, "Example: psjob delete digits -n team-a", Helped),
     ("clean", change_commands.clean, change_commands.CLEAN_EXAMPLES, Helped),
     ("ui", read_commands.ui, read_commands.UI_EXAMPLES, Helped),
-    ("validate", validate.validate, validate.EXAMPLES, Helped),
+    ("validate", manifest_commands.validate, manifest_commands.VALIDATE_EXAMPLES, Helped),
 )
 for _name, _command, _examples, _kind in COMMANDS:
     cli.command(_name, cls=_kind, epilog=_examples)(with_option_groups(_command))

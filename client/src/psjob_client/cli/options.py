@@ -116,14 +116,17 @@ ANYWHERE = JobScope()
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer needs it, with an option by its name for each field of a parameter that is a dataclass."""
+    """The command as typer needs it, with an option by its name for each field of a parameter that is a dataclass.
+
+    An option that is absent has the value of the parameter's default.
+    """
     kinds = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in kinds.items() if is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         kind, default = kinds[parameter.name], parameter.default
         hints = get_type_hints(kind, include_extras=True) if is_dataclass(kind) else {parameter.name: kind}
-        own = {one.name: one.default for one in fields(kind)} if is_dataclass(kind) else {parameter.name: default}
+        own = {one.name: getattr(default, one.name) for one in fields(kind)} if is_dataclass(kind) else {parameter.name: default}
         parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=own[name], annotation=hints[name]) for name in own]
 
     def call(**given: Any) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psjob_client.jobs.view import ENDED, CheckpointView, EventView, HistoryView, JobView, Series, View
+from psjob_client.jobs.view import ENDED, CheckpointView, EventView, HistoryView, JobView, Series, View, step_words
 from psjob_client.text import amount, json_text, number, span, yaml_text
 from psjob_operator.contract import GROUP, KIND
 from psjob_operator.printable import LINE_ENDS, coloured, printable
@@ -106,6 +106,28 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     return made
 
 
+def ruled_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Container[int], *, title: str = "", whole: Container[int] = (),
+    best: int | None = None,
+) -> None:  # fmt: skip
+    """A table with lines on a terminal, and columns in a pipe.
+
+    Cells of the columns `right` stand at the right, those of the columns `whole` are not broken, and the row `best` stands out.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        if title:
+            echo(title)
+        lines([head, *rows], right=right)
+        return
+    made = Table(title=printable(title) if title else None, title_justify="left")
+    for column, name in enumerate(head):
+        made.add_column(name, justify="right" if column in right else "left", no_wrap=column in whole, overflow="fold")
+    for place, row in enumerate(rows):
+        made.add_row(*(Text(printable(cell)) for cell in row), style="bold green" if place == best else "")
+    console.print(made)
+
+
 def say(text: object) -> None:
     """A word to people, beside what is printed for programs."""
     print(printable(text, LINE_ENDS), file=sys.stderr, flush=True)
@@ -138,7 +160,7 @@ def job_row(view: JobView, now: float, head: Sequence[str]) -> Sequence[str]:
         "NAME": view.id,
         "PHASE": f"{view.phase}, {ENDED[view.reason]}" if view.reason in ENDED else view.phase,
         "MODE": view.mode,
-        "STEP": _step(view),
+        "STEP": step_words(view),
         "LOSS": number(told.loss) or NONE,
         "RATE": f"{told.rate:.3g}/s" if told.rate and view.active else NONE,
         "SHARDS": view.shards_ready or _count(len(view.shards) or None),
@@ -197,7 +219,7 @@ def job_facts(view: JobView, now: float) -> list[tuple[str, str]]:
         ("phase", view.phase if not view.reason or view.reason.startswith(view.phase) else f"{view.phase}  {view.reason}"),
         ("message", view.message),
         ("mode", view.mode),
-        (view.unit, f"{_step(view)}{pace}"),
+        (view.unit, f"{step_words(view)}{pace}"),
         ("loss", number(told.loss)),
         *((name, number(value)) for name, value in told.metrics.items() if name != "loss"),
         ("waiting", told.waiting or ""),
@@ -266,11 +288,6 @@ def short_name(process: str, job_row: str) -> str:
     """`worker-0` of `digits-worker-0-r1`."""
     cut = process.removeprefix(f"{job_row}-")
     return cut.rpartition("-")[0] or process
-
-
-def _step(view: JobView) -> str:
-    told = view.progress
-    return f"{told.step}/{told.total}" if told.total else str(told.step)
 
 
 def _age(view: JobView, now: float) -> str:

@@ -6,7 +6,7 @@ import enum
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,17 +28,31 @@ class Library(enum.StrEnum):
     torch = "torch"
 
 
-WorkerCount = Annotated[int, typer.Option("--workers", metavar="N", help="How many.")]
-Modes = Annotated[list[str] | None, typer.Option("--mode", metavar="MODE", help=f"Such as {MODES}. Repeatable.")]
-Pushes = Annotated[int | None, typer.Option(metavar="N", help="How many pushes to simulate.")]
-TimeSeed = Annotated[int, typer.Option(metavar="N", help="Seed of the step times.")]
 Interrupt = Annotated[bool, typer.Option("--interrupt", help="Workers give up a step whose push would be dropped.")]
 Trace = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every push: CSV by its suffix, else JSON lines.")]
-Problem = Annotated[str, typer.Option(metavar="WHAT", help="digits (numbers as in digits-64), fixed:N or quadratic:N.")]
-RuleName = Annotated[str, typer.Option("--rule", metavar="RULE", help="A rule of docs/rules/index.md, such as nag or dana-zero.")]
-Numbers = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A number of the rule, as lr=0.05. Repeatable.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="Seed of first weights and batches.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")]
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """Who pushes, in which modes, and how often."""
+
+    workers: Annotated[int, typer.Option("--workers", metavar="N", help="How many.")] = 8
+    mode: Annotated[list[str] | None, typer.Option("--mode", metavar="MODE", help=f"Such as {MODES}. Repeatable.")] = None
+    pushes: Annotated[int | None, typer.Option(metavar="N", help="How many pushes to simulate.")] = None
+    time_seed: Annotated[int, typer.Option(metavar="N", help="Seed of the step times.")] = 0
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """What is trained, and by which rule."""
+
+    problem: Annotated[str, typer.Option(metavar="WHAT", help="digits (numbers as in digits-64), fixed:N or quadratic:N.")] = "digits"
+    rule: Annotated[str, typer.Option("--rule", metavar="RULE", help="A rule of docs/rules/index.md, such as nag or dana-zero.")] = "plain"
+    set: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A number of the rule, as lr=0.05. Repeatable.")] = (
+        None
+    )
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of first weights and batches.")] = 0
 
 
 @dataclass(frozen=True)
@@ -64,20 +78,17 @@ class SpeedOptions:
     down: Annotated[float, typer.Option(metavar="T", help="Time that weights take to a worker.")] = 0.0
 
 
-USUAL = SpeedOptions()
-"""No option says anything of step times."""
+PUSHES, SPEEDS, PLAIN, NAG = PushOptions(), SpeedOptions(), RuleOptions(), RuleOptions(rule="nag")
+"""What an option means that is absent."""
 
 
 @cli.command(epilog="Example: psjob simulate schedule --workers 8 --slow 0=4")
 @with_option_groups
 def schedule(
-    workers: WorkerCount = 8,
-    mode: Modes = None,
-    pushes: Pushes = None,
-    time_seed: TimeSeed = 0,
+    pushing: PushOptions = PUSHES,
     interrupt: Interrupt = False,
     trace: Trace = None,
-    times: SpeedOptions = USUAL,
+    times: SpeedOptions = SPEEDS,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Compare modes on the same step times, without gradients."""
@@ -87,23 +98,17 @@ def schedule(
 @cli.command(epilog="Example: psjob simulate train --workers 32 --rule dana-zero --set lr=0.05 --trace trace.csv")
 @with_option_groups
 def train(
-    workers: WorkerCount = 8,
-    mode: Modes = None,
-    pushes: Pushes = None,
-    time_seed: TimeSeed = 0,
+    pushing: PushOptions = PUSHES,
     interrupt: Interrupt = False,
     trace: Trace = None,
-    problem: Problem = "digits",
-    rule: RuleName = "plain",
-    numbers: Numbers = None,
-    seed: Seed = 0,
+    trained: RuleOptions = PLAIN,
     inner: Annotated[str, typer.Option(metavar="RULE", help="The workers' own rule in local mode.")] = "plain",
     inner_set: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A number of that rule. Repeatable.")] = None,
     replayable: Annotated[
         bool, typer.Option("--replayable", help="On torch, with constant hyperparameters, and a --trace that replay can play.")
     ] = False,
     library: Annotated[Library, typer.Option(help="The arrays that the rule runs on.")] = Library.numpy,
-    times: SpeedOptions = USUAL,
+    times: SpeedOptions = SPEEDS,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Train once on a simulated schedule."""
@@ -113,15 +118,9 @@ def train(
 @cli.command(epilog="Example: psjob simulate compare --slow 0=4 -o json")
 @with_option_groups
 def compare(
-    workers: WorkerCount = 8,
-    mode: Modes = None,
-    pushes: Pushes = None,
-    time_seed: TimeSeed = 0,
-    problem: Problem = "digits",
-    rule: RuleName = "nag",
-    numbers: Numbers = None,
-    seed: Seed = 0,
-    times: SpeedOptions = USUAL,
+    pushing: PushOptions = PUSHES,
+    trained: RuleOptions = NAG,
+    times: SpeedOptions = SPEEDS,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Train in several modes on the same step times; the curves with -o json."""
@@ -137,7 +136,7 @@ def digits_64(
     seeds: Annotated[int | None, typer.Option(metavar="N", help="How many, from 0.")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.05,
     processes: Annotated[int | None, typer.Option(metavar="N", help="Default: one a core.")] = None,
-    times: SpeedOptions = USUAL,
+    times: SpeedOptions = SPEEDS,
     form: TextOutput = TextForm.text,
 ) -> None:
     """Make the table of ten rules with 1 to 64 workers, and check its gate."""
@@ -164,11 +163,11 @@ def replay(
 
 def request(does: str, given: dict[str, Any]) -> str:
     """What was asked for, in the words that `python -m psjob.simulate` takes."""
-    renamed = {"numbers": "set"}
-    repeatable = ("mode", "numbers", "slow", "crash", "inner_set")
-    flat = {**given, **asdict(given["times"])} if "times" in given else dict(given)
-    flat.pop("times", None)
-    plain = {renamed.get(name, name): [] if value is None and name in repeatable else value for name, value in flat.items()}
+    repeatable = ("mode", "set", "slow", "crash", "inner_set")
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        flat |= asdict(value) if is_dataclass(value) and not isinstance(value, type) else {name: value}
+    plain = {name: [] if value is None and name in repeatable else value for name, value in flat.items()}
     plain["json"] = plain.pop("form") is TextForm.json
     return json.dumps({"does": does, **plain}, default=str)
 

@@ -13,10 +13,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from psjob_client.cli.output import TextForm, TextOutput, echo, emit, lines
+from psjob_client.cli.output import TextForm, TextOutput, echo, emit, ruled_table
 from psjob_client.local.manifest import read_text
 from psjob_client.local.measure import measure
 from psjob_client.problems import BadInput
@@ -38,7 +36,6 @@ from psjob_client.topology.machine import (
     show_seconds,
 )
 from psjob_operator.api.load import load_document
-from psjob_operator.printable import printable
 
 EXAMPLES = """Examples:
 
@@ -160,17 +157,7 @@ def _row(given: Estimate, pick: Estimate) -> tuple[str, ...]:
 def _show(machine: Machine, choice: Choice, size: float) -> None:
     rows = [_row(given, choice.pick) for given in choice.estimates]
     title = f"{machine.name}: {len(machine.devices)} devices, {show_bytes(size)}"
-    console = Console(highlight=False)
-    if console.is_terminal:
-        table = Table(title=printable(title), title_justify="left")
-        for i, name in enumerate(COLUMNS):
-            table.add_column(name, justify="right" if 0 < i < 5 else "left", no_wrap=i < 5, overflow="fold")
-        for row, given in zip(rows, choice.estimates, strict=True):
-            table.add_row(*(Text(printable(cell)) for cell in row), style="bold green" if given is choice.pick else "")
-        console.print(table)
-    else:
-        echo(title)
-        lines([COLUMNS, *rows], right=range(1, 5))
+    ruled_table(COLUMNS, rows, range(1, 5), title=title, whole=range(5), best=choice.estimates.index(choice.pick))
     echo("formula: n devices, M bytes, bandwidth B, latency α of a message, c pieces")
     for strategy, why in choice.unfit.items():
         echo(f"not here: {strategy}: {why}")

@@ -1,4 +1,7 @@
-"""What the facts of a machine or of a cluster mean for training: one `Finding` a line of the doctor. look.py and ask.py see the facts."""
+"""What the facts of a machine or of a cluster mean for training: one `Finding` a line of the doctor.
+
+machine_facts.py and cluster_facts.py see the facts.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from psjob_client.doctor.findings import Disk, MachineFacts
+from psjob_client.local.process import free_memory
 from psjob_client.local.run_folder import RUNS_FOLDER
 
 SMI_SECONDS, TORCH_SECONDS = 20.0, 60.0
@@ -61,11 +62,8 @@ def _cores() -> float:
 
 
 def _memory() -> int | None:
-    free = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) * 1024)
+    there = free_memory()
+    free = [] if there is None else [there]
     for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
         most, now = _numbers(CGROUP / limit), _numbers(CGROUP / used)
         if most and now:

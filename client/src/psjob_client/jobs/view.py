@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -440,7 +441,7 @@ class HistoryView(View):
 def job_html(job: JobView, history: HistoryView | None = None, now: float | None = None) -> str:
     """What a notebook shows."""
     at = time.time() if now is None else now
-    facts = [("step", _step(job)), ("loss", number(job.progress.loss)), ("rate", _rate(job)), ("checkpoint", _checkpoint(job, at))]
+    facts = [("step", step_words(job)), ("loss", number(job.progress.loss)), ("rate", _rate(job)), ("checkpoint", _checkpoint(job, at))]
     facts += [("restarts", str(job.restarts))] if job.restarts else []
     facts += [(name, number(value)) for name, value in job.progress.metrics.items() if name != "loss"]
     colour = COLOURS.get(job.phase, "inherit")
@@ -467,8 +468,8 @@ def _processes(job: JobView) -> str:
 
 
 def _curve(history: HistoryView | None) -> str:
-    series = history and next((one for name in ("loss",) if (one := history.of(name)) is not None and len(one.values) > 1), None)
-    if not series:
+    series = history.of("loss") if history is not None else None
+    if series is None or len(series.values) < 2:
         return ""
     low, high = min(series.values), max(series.values)
     label = f"{series.name} {number(series.values[0])} to {number(series.values[-1])}, steps {series.steps[0]} to {series.steps[-1]}"
@@ -490,7 +491,8 @@ def _points(series: Series, low: float, high: float) -> str:
     return " ".join(f"{(step - first) * across:.1f},{HEIGHT - 2 - (value - low) * up:.1f}" for step, value in kept)
 
 
-def _step(job: JobView) -> str:
+def step_words(job: JobView) -> str:
+    """`120/368`, or `120` where the script told no last step."""
     told = job.progress
     return f"{told.step}/{told.total}" if told.total else str(told.step)
 
@@ -527,3 +529,18 @@ def is_shown(view: object) -> bool:
     """Has the cell that runs shown this view?"""
     notebook = notebook_shell()
     return notebook is not None and _shown is not None and _shown[0] is view and _shown[1] == notebook.execution_count
+
+
+def notebook_board() -> Callable[[JobView, HistoryView], None] | None:
+    """Shows a job, in place of what it showed before; None: this is no notebook."""
+    if notebook_shell() is None:
+        return None
+    from IPython.display import HTML, display
+
+    handle = display(HTML(""), display_id=True)
+
+    def show(job: JobView, history: HistoryView) -> None:
+        handle.update(HTML(job_html(job, history)))
+        mark_shown(job)
+
+    return show

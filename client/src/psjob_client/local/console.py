@@ -50,6 +50,8 @@ STYLES = {PENDING: "cyan", "Recovering": "yellow", "Failed": "red"}
 BAR = 60
 APART = "  "
 WORKER_STATES = {"joined": "training", "left": "done", "absent": "not here", "lost": "lost"}
+MOST_STEPS = 16
+"""Workers at steps of their own, of which each is told; of more the first and the last step."""
 CLOSE = 1
 """Steps between the first and the last worker in sync, which are not worth a number."""
 
@@ -224,9 +226,6 @@ def status_line(status: JobStatus | None, watch: RunWatch, now: float, unit: str
     return "  ".join(word for word in words if word)
 
 
-"""Workers at steps of their own, of which each is told; of more the first and the last step."""
-
-
 def screen(job: str, status: JobStatus | None, watch: RunWatch, now: float, unit: str, drawn: str = "") -> RenderableType:
     """The live part of the terminal; lines of the script scroll above it. `drawn`: a line that the script draws again and again."""
     told = watch.coordinator
@@ -302,7 +301,7 @@ def _shards(status: JobStatus | None) -> str:
 def _workers(found: Sequence[Mapping[str, Any]], unit: str) -> str:
     clocks = [int(numbers(one, "clock")) for one in found if one.get("state") == "joined"]
     apart = bool(clocks) and max(clocks) - min(clocks) > CLOSE
-    each = apart and len(clocks) <= MANY
+    each = apart and len(clocks) <= MOST_STEPS
 
     def does(one: Mapping[str, Any]) -> str:
         state = str(one.get("state", ""))

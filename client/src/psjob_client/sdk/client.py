@@ -1,6 +1,6 @@
 """`AsyncClient`: train, look at and steer jobs, here and on a cluster; `AsyncJob` has the same verbs for one job.
 
-`Client` (blocking.py) and `Job` (job.py) are the same, called without await.
+`Client` and `Job` (blocking.py) are the same, called without await. They promise what each verb does, for both.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ LOOK = {"local": 0.2, "cluster": 1.0}
 class AsyncClient:
     """Jobs of this machine (`AsyncClient.local()`) or of a namespace of a cluster (`AsyncClient.kube()`).
 
-    Every call ends: it answers, or raises `JobProblem`, whose text is one sentence with the next step. Close it with `close()`, or use
-    it in `async with`.
+    It has the verbs of `Client`, each to be awaited. Close it with `close()`, or use it in `async with`.
     """
 
     def __init__(self, opening: Callable[[], Awaitable[JobVerbs]]) -> None:
@@ -41,19 +40,7 @@ class AsyncClient:
 
     @classmethod
     def local(cls, folder: str | Path = ".") -> Self:
-        """Jobs of this machine, each shard and worker a process.
-
-        Args:
-            folder: Workers start here, and runs lie in its `.psjob`.
-
-        Returns:
-            A client.
-
-        Example:
-            >>> client = Client.local()
-            >>> client.list()
-            []
-        """
+        """As `Client.local`."""
         path = Path(folder).absolute()
 
         async def opening() -> JobVerbs:
@@ -65,19 +52,7 @@ class AsyncClient:
 
     @classmethod
     def kube(cls, context: str | None = None, namespace: str | None = None, kubeconfig: str | Path | None = None) -> Self:
-        """Jobs of a cluster. It is reached at the first call.
-
-        Args:
-            context: Of the kubeconfig; None: the current one, or the pod's own cluster.
-            namespace: None: that of the context.
-            kubeconfig: None: $KUBECONFIG, or ~/.kube/config.
-
-        Returns:
-            A client.
-
-        Example:
-            >>> client = Client.kube(namespace="team-a")
-        """
+        """As `Client.kube`."""
 
         async def opening() -> JobVerbs:
             from psjob_client.jobs.cluster import ClusterJobs, reach
@@ -104,8 +79,6 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # -- beginning -----------------------------------------------------------------------------------------------------------------
-
     async def train(
         self,
         what: Train,
@@ -121,33 +94,7 @@ class AsyncClient:
         packages: Sequence[str] = (),
         spec: Mapping[str, Any] | None = None,
     ) -> AsyncJob:
-        """Start a job that trains `what`. It continues when this process ends.
-
-        Args:
-            what: A function, the path of a script, or a command of the image as a list of words. Functions and scripts travel as text
-                in the manifest; a function names only its own variables, its `args`, and modules.
-            args: Arguments of the function, by name: numbers, texts, lists and objects.
-            name: metadata.name; None: made from the name of `what`.
-            workers: Processes that run it.
-            shards: Processes that hold the parameters.
-            mode: sync, bounded, softsync, async, threshold or local.
-            image: Has Python and torch; None: that of the torch that psjob is tested with. Not used on this machine.
-            resources: Limits and requests of each worker, such as {"gpu": 1, "memory": "8Gi"}. Not used on this machine.
-            env: Environment variables of the workers.
-            packages: Requirements that pip installs where they are not met, before the script starts.
-            spec: Laid over the manifest's spec: {"training": {"sync": {"maxGradNorm": 1.0}}, "checkpoint": {"everySteps": 100}}.
-
-        Returns:
-            A handle; its `manifest` is the YAML that `kubectl apply` takes.
-
-        Raises:
-            JobProblem: The function cannot travel, a value is not valid, or the place refuses the job.
-
-        Example:
-            >>> job = client.train("train.py", workers=2, shards=1)
-            >>> job.wait().phase
-            'Complete'
-        """
+        """As `Client.train`."""
         made = build(
             what, args=args, name=name, workers=workers, shards=shards, mode=mode, image=image, resources=resources, env=env,
             packages=packages, spec=spec, unique=(await self.place()).once,
@@ -155,58 +102,17 @@ class AsyncClient:
         return await self.submit(made)
 
     async def submit(self, manifest: Mapping[str, Any] | str | Path) -> AsyncJob:
-        """Start the job of a manifest.
-
-        Args:
-            manifest: A PSTrainingJob as a mapping, or the path of a YAML file. Workers of this machine start in the client's folder.
-
-        Returns:
-            A handle.
-
-        Raises:
-            JobProblem: It is not valid, or the place refuses it.
-
-        Example:
-            >>> job = client.submit("job.yaml")
-        """
+        """As `Client.submit`."""
         made = read(manifest) if isinstance(manifest, str | Path) else checked(manifest)
         return AsyncJob(self, await (await self.place()).submit(made), made)
 
     async def job(self, name: str) -> AsyncJob:
-        """The handle of a job that is there already.
-
-        Args:
-            name: As for `get`.
-
-        Returns:
-            What `train` returned when it was started.
-
-        Raises:
-            NoSuchJob: There is none.
-
-        Example:
-            >>> view = client.job("digits").wait(timeout=600)
-        """
+        """As `Client.job`."""
         found = await self.get(name)
         return AsyncJob(self, found.id, found.manifest)
 
-    # -- steering ------------------------------------------------------------------------------------------------------------------
-
     async def suspend(self, name: str, *, timeout: float = 120.0, lose_checkpoints: bool = False) -> None:
-        """Make a last checkpoint and end all processes; `resume` continues from it.
-
-        Args:
-            name: As for `get`.
-            timeout: Seconds until no process is left.
-            lose_checkpoints: Suspend it though its claim is being deleted, and goes with its checkpoints as soon as no pod uses it.
-
-        Raises:
-            Conflict: Nothing of it runs, or its claim is being deleted.
-            DeadlinePassed: It takes longer.
-
-        Example:
-            >>> client.suspend("digits")
-        """
+        """As `Client.suspend`."""
         place = await self.place()
         if not lose_checkpoints and (risk := await place.at_risk(name)):
             anyway = Step(f"`client.suspend({json.dumps(name)}, lose_checkpoints=True)`", f"`psjob suspend {name} --yes`")
@@ -214,227 +120,52 @@ class AsyncClient:
         await place.suspend(name, timeout)
 
     async def resume(self, name: str) -> AsyncJob:
-        """Continue from the last checkpoint.
-
-        Args:
-            name: As for `get`.
-
-        Returns:
-            The handle of the job that continues. On this machine it is a new run.
-
-        Raises:
-            Conflict: It runs, or is complete.
-
-        Example:
-            >>> view = client.resume("digits").wait()
-        """
+        """As `Client.resume`."""
         return await self.job(await (await self.place()).resume(name))
 
     async def checkpoint(self, name: str, *, timeout: float = 180.0) -> CheckpointView:
-        """Have a checkpoint made now; training continues.
-
-        Args:
-            name: As for `get`.
-            timeout: Seconds until it is committed. A cluster brings the request to the job within two minutes.
-
-        Returns:
-            The checkpoint.
-
-        Raises:
-            Conflict: Nothing of it runs, or it takes no checkpoints.
-            DeadlinePassed: None was committed in time.
-
-        Example:
-            >>> client.checkpoint("digits").step > 0
-            True
-        """
+        """As `Client.checkpoint`."""
         return await (await self.place()).checkpoint(name, timeout)
 
     async def delete(self, name: str, *, timeout: float = 60.0) -> None:
-        """End a job and forget it: on this machine with its checkpoints, on a cluster without those of a claim that is retained.
-
-        Args:
-            name: As for `get`.
-            timeout: Seconds until it is gone.
-
-        Raises:
-            NoSuchJob: There is none.
-            DeadlinePassed: It is still there.
-
-        Example:
-            >>> client.delete("digits")
-        """
+        """As `Client.delete`."""
         await (await self.place()).delete(name, timeout)
 
-    # -- looking -------------------------------------------------------------------------------------------------------------------
-
     async def get(self, name: str) -> JobView:
-        """A job with everything that is known now: phase, progress, processes, checkpoint, warnings.
-
-        Args:
-            name: Of the job; on this machine also of a run. A job's name means its newest run there.
-
-        Returns:
-            A frozen model; `to_manifest()` is its JSON.
-
-        Raises:
-            NoSuchJob: There is none; the text suggests near names.
-
-        Example:
-            >>> client.get("digits").progress.step
-            368
-        """
+        """As `Client.get`."""
         return await (await self.place()).get(name)
 
     async def list(self) -> Sequence[JobView]:
-        """All jobs, the newest first, without their processes.
-
-        Returns:
-            As `get`, in short.
-
-        Raises:
-            JobProblem: The cluster cannot be asked.
-
-        Example:
-            >>> [job.name for job in client.list()]
-            ['digits']
-        """
+        """As `Client.list`."""
         return await (await self.place()).list()
 
     async def events(self, name: str) -> Sequence[EventView]:
-        """What happened to a job, the oldest first: starts, restarts, failures, checkpoints.
-
-        Args:
-            name: As for `get`.
-
-        Returns:
-            One entry an event. A cluster forgets them after an hour.
-
-        Raises:
-            NoSuchJob: There is none.
-
-        Example:
-            >>> client.events("digits")[-1].reason
-            'Completed'
-        """
+        """As `Client.events`."""
         return await (await self.place()).events(name)
 
     async def metrics(self, name: str) -> HistoryView:
-        """Loss, steps a second and the script's own numbers over time.
-
-        Args:
-            name: As for `get`.
-
-        Returns:
-            One series for each number; `to_pandas()` is a table of them. On a cluster it has what this client has seen, and while the job
-            runs what shard 0 remembers. `complete` says whether that is all.
-
-        Raises:
-            NoSuchJob: There is none.
-
-        Example:
-            >>> client.metrics("digits")["loss"].values[-1]
-            0.021
-        """
+        """As `Client.metrics`."""
         return await (await self.place()).history(name)
 
     async def timeline(self, name: str) -> Sequence[SpanView]:
-        """Phases of a job and starts of its processes, as spans of time.
-
-        Args:
-            name: As for `get`.
-
-        Returns:
-            Spans by lane: job, shard 0, …, worker 0, ….
-
-        Raises:
-            NoSuchJob: There is none.
-
-        Example:
-            >>> client.timeline("digits")[0].state
-            'Pending'
-        """
+        """As `Client.timeline`."""
         return await (await self.place()).timeline(name)
 
     async def checkpoints(self, name: str) -> Sequence[CheckpointView]:
-        """Committed checkpoints, the newest first.
-
-        Args:
-            name: As for `get`.
-
-        Returns:
-            On a cluster only the newest: the others are on its volume.
-
-        Raises:
-            NoSuchJob: There is none.
-
-        Example:
-            >>> client.checkpoints("digits")[0].step
-            368
-        """
+        """As `Client.checkpoints`."""
         return await (await self.place()).checkpoints(name)
 
     async def load_weights(self, name: str) -> Weights:
-        """The weights of a job, on the CPU: the final ones, or those of its newest checkpoint.
-
-        Args:
-            name: As for `get`.
-
-        Returns:
-            A tensor for each name of `model.state_dict()`, so that the plain model takes it: `model.load_state_dict(weights)`. Frozen
-            parameters that no optimizer was given are not part of a job, and not of this.
-
-        Raises:
-            NoSuchJob: There is none.
-            NoWeights: It has no checkpoint yet, or that cannot be read from here.
-
-        Example:
-            >>> {name: tuple(tensor.shape) for name, tensor in client.load_weights("digits").items()}
-            {'weight': (1, 8), 'bias': (1,)}
-        """
+        """As `Client.load_weights`."""
         return await (await self.place()).weights(name)
 
     async def logs(self, name: str, process: str | None = None, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
-        """What processes print.
-
-        Args:
-            name: As for `get`.
-            process: worker-0, shard-1, or a whole name; None: all of them.
-            follow: Continue until the job ends.
-            tail: Only so many lines of each process that is there already.
-
-        Returns:
-            An iterator of lines; `str()` of one is its text.
-
-        Raises:
-            NoSuchJob: There is none.
-
-        Example:
-            >>> [line.text for line in client.logs("digits", "worker-0")][-1]
-            'accuracy 0.978'
-        """
+        """As `Client.logs`."""
         async for line in (await self.place()).logs(name, process, follow=follow, tail=tail):
             yield line
 
     async def watch(self, name: str, *, timeout: float = DAY, every: float | None = None) -> AsyncIterator[JobView]:
-        """A job whenever it has changed, until it is over or suspended.
-
-        Args:
-            name: As for `get`.
-            timeout: Seconds after which it ends in any case.
-            every: Seconds between two looks; None: 0.2 on this machine, 1 on a cluster.
-
-        Returns:
-            An iterator of what `get` returns; the last one is the end.
-
-        Raises:
-            NoSuchJob: There is none.
-            DeadlinePassed: The job has not ended in time.
-
-        Example:
-            >>> [view.progress.step for view in client.watch("digits")][-1]
-            368
-        """
+        """As `Client.watch`."""
         until, last = time.monotonic() + timeout, None
         while True:
             job = await self.get(name)
@@ -448,24 +179,7 @@ class AsyncClient:
             await asyncio.sleep(LOOK[job.where] if every is None else every)
 
     async def wait(self, name: str, *, phases: Collection[str] = ("Complete",), timeout: float = DAY) -> JobView:
-        """Wait for a job.
-
-        Args:
-            name: As for `get`.
-            phases: Ends at any of these: Pending, Running, Recovering, Suspended, Complete, Failed.
-            timeout: Seconds, a day unless told otherwise.
-
-        Returns:
-            The job as it is then.
-
-        Raises:
-            JobFailed: It ended in another phase than was waited for.
-            DeadlinePassed: It is not there in time.
-
-        Example:
-            >>> client.wait("digits", timeout=600).progress.metrics
-            {'loss': 0.021, 'test_accuracy': 0.978}
-        """
+        """As `Client.wait`."""
         job = None
         async for job in self.watch(name, timeout=timeout):
             if job.phase in phases:

@@ -141,8 +141,6 @@ def _laid(under: Any, over: Any) -> Any:
 class CannotShip(JobProblem):
     """A function that cannot run elsewhere as it is."""
 
-    __module__ = "psjob"
-
 
 def script_of(what: Callable[..., Any] | str | Path, args: Mapping[str, Any] | None = None) -> str:
     """The text of a script that does what `what` does: calls the function with `args`, or is the file.

@@ -119,7 +119,10 @@ def read_machine(raw: Any, figures: Mapping[str, Figure] = FIGURES) -> tuple[Mac
     try:
         machine = Machine.model_validate(raw, context={FIGURES_KEY: figures})
     except ValidationError as error:
-        return None, [_told(detail) for detail in error.errors(include_url=False)]
+        return None, [
+            finding_in_words(detail, "docs/topology.md", "see `psjob plan-topology --help` for an example")
+            for detail in error.errors(include_url=False)
+        ]
     problems = list(_breaches(machine))
     return (None, problems) if problems else (machine, [])
 
@@ -285,16 +288,16 @@ def _breaches(machine: Machine) -> Iterator[Problem]:
             yield Problem(f"hosts[{i}].cpuLanes", host.cpu_lanes, limit, "describe the switch between the CPU and its devices")
 
 
-def _told(detail: ErrorDetails) -> Problem:
-    """Pydantic's finding in the words of psjob."""
+def finding_in_words(detail: ErrorDetails, page: str, whole: str) -> Problem:
+    """Pydantic's finding in the words of psjob. `page` has the fields; `whole`: how to have a file in which none is missing."""
     path = field_path(detail["loc"])
     match detail["type"]:
         case "missing":
-            return Problem(path, None, "Required value", "see `psjob plan-topology --help` for an example")
+            return Problem(path, None, "Required value", whole)
         case "extra_forbidden":
-            return Problem(path, None, "unknown field", "see docs/topology.md for the fields")
+            return Problem(path, None, "unknown field", f"see {page} for the fields")
         case "model_type" | "dict_type":
-            return Problem(path, detail["input"], "must be an object", "see docs/topology.md for an example")
+            return Problem(path, detail["input"], "must be an object", f"see {page} for an example")
         case "literal_error":
             return Problem(path, None, f"Unsupported value: {shown(detail['input'])}: supported values: {detail['ctx']['expected']}")
         case "string_pattern_mismatch":
