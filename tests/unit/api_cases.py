@@ -5,7 +5,7 @@ from __future__ import annotations
 from psjob_operator.contract import MODES
 from tests.unit.api_claim_cases import CLAIMS_PASSED, CLAIMS_REFUSED
 from tests.unit.api_failure_cases import FAILURES_PASSED, FAILURES_REFUSED
-from tests.unit.api_manifest import REMOVED, Case
+from tests.unit.api_manifest import REMOVED, Case, each_refused, refused
 from tests.unit.api_placement_cases import PLACEMENTS_PASSED, PLACEMENTS_REFUSED
 from tests.unit.api_stage_cases import STAGES_PASSED, STAGES_REFUSED
 from tests.unit.api_template_cases import TEMPLATES_PASSED, TEMPLATES_REFUSED
@@ -14,7 +14,7 @@ from tests.unit.api_template_cases import TEMPLATES_PASSED, TEMPLATES_REFUSED
 def _range(path: str, low: int, high: int) -> list[Case]:
     short = path.rpartition(".")[2]
     return [
-        Case(f"{short}-{value}", {path: value}, path, f"must be {low}..{high}; ")
+        refused(f"{short}-{value}", path, value, f"must be {low}..{high}; ")
         for value in (low - 1, -1, high + 1, 2**31, 2**53)
         if not low <= value <= high
     ]
@@ -47,47 +47,35 @@ REFUSED: list[Case] = [
     *(case for row in _RANGES for case in _range(*row)),
     # -- names and texts
     *(
-        Case(f"name-{name!r}", {"metadata.name": name}, "metadata.name", _NAME, server=server)
+        refused(f"name-{name!r}", "metadata.name", name, _NAME, server=server)
         for server, names in ((True, ("a" * 41, "1st", "a.b", "a-")), (False, ("-a", "Digits", "zü", "größe-ß", "../up", "", "a\n")))
         for name in names
     ),
-    *(
-        Case(f"period-{number}", {"spec.checkpoint.periodSeconds": number}, "spec.checkpoint.periodSeconds", "must be 1..86400; ")
-        for number in (-1, 0, 86_401)
-    ),
+    *each_refused("period", "spec.checkpoint.periodSeconds", (-1, 0, 86_401), "must be 1..86400; "),
     *CLAIMS_REFUSED,
-    *(
-        Case(
-            f"resume-{text!r}",
-            {"spec.checkpoint.resumeFrom": {"run": text}},
-            "spec.checkpoint.resumeFrom.run",
-            "must be a run: 1 to 63 lower-case letters, digits and '-'; copy status.run",
-        )
-        for text in ("", "../other", "/abs/path", "a/b", "Über", "a\nb", "a" * 64)
+    *each_refused(
+        "resume",
+        "spec.checkpoint.resumeFrom.run",
+        ("", "../other", "/abs/path", "a/b", "Über", "a\nb", "a" * 64),
+        "must be a run: 1 to 63 lower-case letters, digits and '-'; copy status.run",
+    ),
+    *each_refused(
+        "claim",
+        "spec.checkpoint.volume.persistentVolumeClaim.claimName",
+        ("", "ns/name", "../x", "Data", "a_b"),
+        "must be the name of a PersistentVolumeClaim in the job's namespace; ",
+    ),
+    *each_refused(
+        "resume-job",
+        "spec.checkpoint.resumeFrom.job",
+        ("", "Digits", "team-a/digits", "1digits", "a" * 41),
+        "must be the name of a PSTrainingJob in the job's namespace; write its metadata.name",
     ),
     *(
-        Case(
-            f"claim-{text!r}",
-            {"spec.checkpoint.volume": {"persistentVolumeClaim": {"claimName": text}}},
-            "spec.checkpoint.volume.persistentVolumeClaim.claimName",
-            "must be the name of a PersistentVolumeClaim in the job's namespace; ",
-        )
-        for text in ("", "ns/name", "../x", "Data", "a_b")
-    ),
-    *(
-        Case(
-            f"resume-job-{text!r}",
-            {"spec.checkpoint.resumeFrom": {"job": text}},
-            "spec.checkpoint.resumeFrom.job",
-            "must be the name of a PSTrainingJob in the job's namespace; write its metadata.name",
-        )
-        for text in ("", "Digits", "team-a/digits", "1digits", "a" * 41)
-    ),
-    *(
-        Case(
+        refused(
             f"resume-{name}",
-            {"spec.checkpoint.resumeFrom": source},
             "spec.checkpoint.resumeFrom",
+            source,
             "must name exactly one of job and run; such as {job: digits}",
             server_sentence=sentence,
         )
@@ -96,38 +84,29 @@ REFUSED: list[Case] = [
             ("both", {"job": "other", "run": "r"}, "must have at most 1 item"),
         )
     ),
-    Case(
+    refused(
         "resume-itself",
-        {"spec.checkpoint.resumeFrom": {"job": "digits"}},
         "spec.checkpoint.resumeFrom.job",
+        "digits",
         "must not be the job itself; it continues from its own checkpoint after spec.suspend; name another job, or a run",
     ),
-    Case(
+    refused(
         "resume-text",
-        {"spec.checkpoint.resumeFrom": "5f1c9e0a"},
         "spec.checkpoint.resumeFrom",
+        "5f1c9e0a",
         "must be of type object; Start from the last checkpoint of a run on the same volume: `{job: NAME}` or `{run: UID}`.",
         server_sentence="must be of type object",
     ),
-    *(
-        Case(f"managed-{text!r}", {"spec.managedBy": text}, "spec.managedBy", "must be a domain, '/' and a name; such as")
-        for text in ("", "kueue", "a/b/c", "Ä.de/x", "/x")
+    *each_refused("managed", "spec.managedBy", ("", "kueue", "a/b/c", "Ä.de/x", "/x"), "must be a domain, '/' and a name; such as"),
+    *each_refused(
+        "pull",
+        "spec.training.compression.pull",
+        ("int8", "topk", "randomk"),
+        "must not be int8, topk or randomk; they leave out parts of the weights, and no later pull sends those; take bf16",
     ),
+    *each_refused("ratio", "spec.training.compression.ratio", (0.0, 0.51, -0.1), "must be 0.0001..0.5; "),
     *(
-        Case(
-            f"pull-{name}",
-            {"spec.training.compression": {"pull": name}},
-            "spec.training.compression.pull",
-            "must not be int8, topk or randomk; they leave out parts of the weights, and no later pull sends those; take bf16",
-        )
-        for name in ("int8", "topk", "randomk")
-    ),
-    *(
-        Case(f"ratio-{value}", {"spec.training.compression": {"ratio": value}}, "spec.training.compression.ratio", "must be 0.0001..0.5; ")
-        for value in (0.0, 0.51, -0.1)
-    ),
-    *(
-        Case(f"{path}-{value}", {f"spec.training.{path}": value}, f"spec.training.{path}", f"must be {limits}; ")
+        refused(f"{path}-{value}", f"spec.training.{path}", value, f"must be {limits}; ")
         for path, values, limits in (
             ("sync.backupWorkers", (-1, 4000), "0..3999"),
             ("softsync.splits", (0, 4001), "1..4000"),
@@ -141,10 +120,7 @@ REFUSED: list[Case] = [
         for value in values
     ),
     *(Case(f"no-step-{value}", {(at := "spec.workers.progressDeadlineSeconds"): value}, at, "must be 5..86400; ") for value in (4, 86_401)),
-    *(
-        Case(f"processes-{value}", {"spec.workers.processes": value}, "spec.workers.processes", "must be 1..64 or auto; ")
-        for value in (0, -1, 65, "all", "2", "")
-    ),
+    *each_refused("processes", "spec.workers.processes", (0, -1, 65, "all", "2", ""), "must be 1..64 or auto; "),
     Case(
         "processes-of-many-gpus",
         {"spec.workers.processes": "auto", "spec.workers.template.spec.containers.0.resources": {"limits": {"nvidia.com/gpu": 65}}},
@@ -153,12 +129,7 @@ REFUSED: list[Case] = [
         server=False,
     ),
     *(
-        Case(
-            f"local-sum-{way}-of-one",
-            {"spec.workers.localSum": way},
-            "spec.workers.localSum",
-            "must not be given without spec.workers.processes; ",
-        )
+        refused(f"local-sum-{way}-of-one", "spec.workers.localSum", way, "must not be given without spec.workers.processes; ")
         for way in ("shared", "gloo", "nccl")
     ),
     Case(
@@ -187,11 +158,12 @@ REFUSED: list[Case] = [
         "must not be given with spec.stages; ",
     ),
     *(
-        Case(
+        refused(
             f"local-{field}-{value}",
-            {"spec.training": {"mode": "local", "local": {"quorum": 1, field: value}}},
-            f"spec.training.local.{field}",
+            "spec.training",
+            {"mode": "local", "local": {"quorum": 1, field: value}},
             f"must be {limits}; ",
+            below=f".local.{field}",
         )
         for field, values, limits in (
             ("innerSteps", (0, 10**6 + 1), "1..1000000"),
@@ -204,11 +176,12 @@ REFUSED: list[Case] = [
     ),
     # -- across fields
     *(
-        Case(
+        refused(
             f"mode-without-{field}",
-            {"spec.training": {"mode": mode, field: value}},
-            f"spec.training.{field}",
+            "spec.training",
+            {"mode": mode, field: value},
             "must not be given but in spec.training.mode: ",
+            below=f".{field}",
         )
         for mode, field, value in (
             ("async", "sync", {"backupWorkers": 1}),
@@ -222,18 +195,14 @@ REFUSED: list[Case] = [
             ("async", "sync", {"maxGradNorm": 1.0}),
         )
     ),
-    Case(
-        "options-without-rule",
-        {"spec.training": {"ruleOptions": {"lam": 2.0}}},
-        "spec.training.ruleOptions",
-        "must not be given without spec.training.updateRule; ",
-    ),
+    refused("options-without-rule", "spec.training.ruleOptions", {"lam": 2.0}, "must not be given without spec.training.updateRule; "),
     *(
-        Case(
+        refused(
             f"options-of-{rule}-{name}",
-            {"spec.training": {"mode": "async", "updateRule": rule, "ruleOptions": {name: 1.0}}},
-            "spec.training.ruleOptions",
+            "spec.training",
+            {"mode": "async", "updateRule": rule, "ruleOptions": {name: 1.0}},
             "must name hyperparameters of its rule: lam, decay, adaptive of dana-dc and dc-asgd; ",
+            below=".ruleOptions",
         )
         for rule, name in (("dana-zero", "lam"), ("dana-dc", "lr"), ("ftrl", "momentum"))
     ),
@@ -249,11 +218,12 @@ REFUSED: list[Case] = [
         "spec.training.sync.backupWorkers",
         "must be below spec.workers.replicas, so that a worker is left to take; ",
     ),
-    Case(
+    refused(
         "a-norm-with-backups",
-        {"spec.training.sync": {"maxGradNorm": 1.0, "backupWorkers": 1}},
-        "spec.training.sync.maxGradNorm",
+        "spec.training.sync",
+        {"maxGradNorm": 1.0, "backupWorkers": 1},
         "must not be given with spec.training.sync.backupWorkers; ",
+        below=".maxGradNorm",
     ),
     Case(
         "quorum-of-more",
@@ -261,174 +231,160 @@ REFUSED: list[Case] = [
         "spec.training.local.quorum",
         "must be at most spec.workers.replicas; ",
     ),
-    *(
-        Case(
-            f"reduction-{name}",
-            {"spec.training.sync": {"reduction": name}},
-            "spec.training.sync.reduction",
-            "must be mean, sum, median, trimmed_mean or module:function; such as robust:clipped",
-        )
-        for name in ("", "max", "robust:", ":clipped", "a b:c", "robust:clipped:twice", "mean\n")
+    *each_refused(
+        "reduction",
+        "spec.training.sync.reduction",
+        ("", "max", "robust:", ":clipped", "a b:c", "robust:clipped:twice", "mean\n"),
+        "must be mean, sum, median, trimmed_mean or module:function; such as robust:clipped",
     ),
     *(
-        Case(
+        refused(
             f"scaling-{name}",
-            {"spec.training": {"lrScaling": "linear", **given}},
-            "spec.training.lrScaling",
+            "spec.training",
+            {"lrScaling": "linear", **given},
             "must not be linear but in spec.training.mode: sync, nor with reduction: sum; only a mean",
+            below=".lrScaling",
         )
         for name, given in {"async": {"mode": "async"}, "local": {"mode": "local"}, "sum": {"sync": {"reduction": "sum"}}}.items()
     ),
-    Case(
+    refused(
         "warmup-local",
-        {"spec.training": {"mode": "local", "warmupSteps": 10}},
-        "spec.training.warmupSteps",
+        "spec.training",
+        {"mode": "local", "warmupSteps": 10},
         "must be 0 in spec.training.mode: local; ",
+        below=".warmupSteps",
     ),
-    Case(
+    refused(
         "grace-without-quorum",
-        {"spec.training": {"mode": "local", "local": {"graceSeconds": 1}}},
-        "spec.training.local.graceSeconds",
+        "spec.training",
+        {"mode": "local", "local": {"graceSeconds": 1}},
         "must not be given without spec.training.local.quorum; a round waits for all then",
+        below=".local.graceSeconds",
     ),
-    Case(
+    refused(
         "quorum-with-delayed-nesterov",
-        {"spec.training": {"mode": "local", "updateRule": "delayed-nesterov", "local": {"quorum": 1}}},
-        "spec.training.local.quorum",
+        "spec.training",
+        {"mode": "local", "updateRule": "delayed-nesterov", "local": {"quorum": 1}},
         "must be 0 with spec.training.updateRule; no round waits for others then",
+        below=".local.quorum",
     ),
-    Case(
+    refused(
         "local-shard-update",
-        {"spec.training": {"mode": "local", "updateAt": "shard"}},
-        "spec.training.updateAt",
+        "spec.training",
+        {"mode": "local", "updateAt": "shard"},
         "must not be shard in spec.training.mode: local; the optimizer steps on the workers",
+        below=".updateAt",
     ),
-    Case(
+    refused(
         "async-worker-update",
-        {"spec.training": {"mode": "async", "updateAt": "worker"}},
-        "spec.training.updateAt",
+        "spec.training",
+        {"mode": "async", "updateAt": "worker"},
         "must not be worker but in spec.training.mode: sync without backupWorkers; ",
+        below=".updateAt",
     ),
     *(
-        Case(
+        refused(
             f"update-rule-{name}",
-            {"spec.training": {"updateRule": "dana-slim", **given}},
-            "spec.training.updateRule",
+            "spec.training",
+            {"updateRule": "dana-slim", **given},
             "must not be given but in spec.training.mode: async, and delayed-nesterov in local; ",
+            below=".updateRule",
         )
         for name, given in {"sync": {"mode": "sync"}, "by-default": {}, "local": {"mode": "local"}}.items()
     ),
     *FAILURES_REFUSED,
-    Case(
+    refused(
         "claim-disabled",
-        {"spec.checkpoint": {"disabled": True, "volume": {"persistentVolumeClaim": {"claimName": "x"}}}},
-        "spec.checkpoint.volume",
+        "spec.checkpoint",
+        {"disabled": True, "volume": {"persistentVolumeClaim": {"claimName": "x"}}},
         "must not name a claim with spec.checkpoint.disabled: true; ",
+        below=".volume",
     ),
-    Case(
+    refused(
         "emptydir-kept",
-        {"spec.checkpoint.volume": {"emptyDir": {}}},
         "spec.checkpoint.volume",
+        {"emptyDir": {}},
         "must not be an emptyDir, which is lost with the shard; set spec.checkpoint.disabled",
     ),
-    Case(
+    refused(
         "resume-disabled",
-        {"spec.checkpoint": {"disabled": True, "resumeFrom": {"job": "a"}}},
-        "spec.checkpoint.resumeFrom",
+        "spec.checkpoint",
+        {"disabled": True, "resumeFrom": {"job": "a"}},
         "must not be given with spec.checkpoint.disabled: true; a run is resumed",
+        below=".resumeFrom",
     ),
-    Case(
+    refused(
         "every-disabled",
-        {"spec.checkpoint": {"disabled": True, "everySteps": 5}},
-        "spec.checkpoint.everySteps",
+        "spec.checkpoint",
+        {"disabled": True, "everySteps": 5},
         "must not be given with spec.checkpoint.disabled: true; no checkpoint",
+        below=".everySteps",
     ),
-    Case(
+    refused(
         "volume-empty",
-        {"spec.checkpoint.volume": {}},
         "spec.checkpoint.volume",
+        {},
         "must name exactly one volume source; such as",
         server_sentence="should have at least 1 properties",
     ),
-    Case(
+    refused(
         "volume-two",
-        {"spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/"}, "persistentVolumeClaim": {"claimName": "b"}}},
         "spec.checkpoint.volume",
+        {"nfs": {"server": "a", "path": "/"}, "persistentVolumeClaim": {"claimName": "b"}},
         "must name exactly one volume source; such as",
         server_sentence="must have at most 1 item",
     ),
-    Case(
+    refused(
         "shards-one-port",
-        {"spec.shards": {"replicas": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}},
-        "spec.shards.template.spec.hostNetwork",
+        "spec.shards",
+        {"replicas": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}},
         "must not be true with two or more spec.shards.replicas and a claim for checkpoints without ReadWriteMany; ",
+        below=".template.spec.hostNetwork",
     ),
     # -- unknown fields, types, enums, missing parts
-    Case(
+    refused(
         "typo",
-        {"spec.chekpoint": {"keep": 3}},
         "spec.chekpoint",
+        {"keep": 3},
         'unknown field "spec.chekpoint"; did you mean spec.checkpoint?',
         server_sentence='unknown field "spec.chekpoint"',
     ),
     Case(
         "typo-deep", {(at := "spec.shards.replica"): 3}, at, "did you mean spec.shards.replicas?", server_sentence=f'unknown field "{at}"'
     ),
-    Case("typo-top", {"specs": {}}, "specs", "did you mean spec?", server_sentence='unknown field "specs"'),
+    refused("typo-top", "specs", {}, "did you mean spec?", server_sentence='unknown field "specs"'),
     *(
-        Case(
+        refused(
             f"later-{path}",
-            {f"spec.{path}": 1},
             f"spec.{path}",
+            1,
             f'unknown field "spec.{path}"; fields here: ',
             server_sentence=f'unknown field "spec.{path}"',
         )
         for path in ("training.elastic", "workers.max", "scheduling")
     ),
-    Case(
-        "shards-text",
-        {"spec.shards.replicas": "2"},
-        "spec.shards.replicas",
-        _TYPE + "integer; write it without quotes",
-        server_sentence=_TYPE + "integer",
-    ),
-    Case("shards-part", {"spec.shards.replicas": 1.5}, "spec.shards.replicas", _TYPE + "integer", server_sentence=_TYPE + "int"),
-    Case("shards-yes", {"spec.shards.replicas": True}, "spec.shards.replicas", _TYPE + "integer", server_sentence=_TYPE + "int32"),
-    Case(
+    refused("shards-text", "spec.shards.replicas", "2", _TYPE + "integer; write it without quotes", server_sentence=_TYPE + "integer"),
+    refused("shards-part", "spec.shards.replicas", 1.5, _TYPE + "integer", server_sentence=_TYPE + "int"),
+    refused("shards-yes", "spec.shards.replicas", True, _TYPE + "integer", server_sentence=_TYPE + "int32"),
+    refused(
         "period-text",
-        {"spec.checkpoint.periodSeconds": "30s"},
         "spec.checkpoint.periodSeconds",
+        "30s",
         _TYPE + "integer; Seconds between checkpoints",
         server_sentence=_TYPE + "integer",
     ),
-    Case(
-        "suspend-text",
-        {"spec.suspend": "yes"},
-        "spec.suspend",
-        _TYPE + "boolean; write it without quotes",
-        server_sentence=_TYPE + "boolean",
-    ),
-    Case("spec-list", {"spec": []}, "spec", _TYPE + "object", server_sentence=_TYPE + "object"),
-    Case("spec-missing", {"spec": REMOVED}, "spec", "Required value", server_sentence="Required value"),
-    Case("template-list", {"spec.workers.template": []}, "spec.workers.template", _TYPE + "object", server_sentence=_TYPE + "object"),
-    Case(
-        "template-missing", {"spec.workers.template": REMOVED}, "spec.workers.template", "Required value", server_sentence="Required value"
-    ),
-    Case(
-        "shards-missing",
-        {"spec.shards.replicas": REMOVED},
-        "spec.shards.replicas",
-        "Required value; Number of shards",
-        server_sentence="Required value",
-    ),
-    Case(
-        "replicas-missing", {"spec.workers.replicas": REMOVED}, "spec.workers.replicas", "Required value", server_sentence="Required value"
-    ),
+    refused("suspend-text", "spec.suspend", "yes", _TYPE + "boolean; write it without quotes", server_sentence=_TYPE + "boolean"),
+    refused("spec-list", "spec", [], _TYPE + "object", server_sentence=_TYPE + "object"),
+    refused("spec-missing", "spec", REMOVED, "Required value", server_sentence="Required value"),
+    refused("template-list", "spec.workers.template", [], _TYPE + "object", server_sentence=_TYPE + "object"),
+    refused("template-missing", "spec.workers.template", REMOVED, "Required value", server_sentence="Required value"),
+    refused("shards-missing", "spec.shards.replicas", REMOVED, "Required value; Number of shards", server_sentence="Required value"),
+    refused("replicas-missing", "spec.workers.replicas", REMOVED, "Required value", server_sentence="Required value"),
     *(
-        Case(
+        refused(
             f"enum-{path}-{value}",
-            {f"spec.{path}": value},
             f"spec.{path}",
+            value,
             f'Unsupported value: "{value}": supported values: {choices}',
             server_sentence=f'Unsupported value: "{value}"',
         )

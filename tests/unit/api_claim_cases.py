@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.api_manifest import MY_CLAIM, Case
+from tests.unit.api_manifest import MY_CLAIM, Case, refused
 
 AT = "spec.checkpoint.volumeClaimTemplate"
 _POLICY = "spec.checkpoint.persistentVolumeClaimRetentionPolicy"
@@ -58,45 +58,47 @@ CLAIMS_REFUSED = [
         _MODES,
         "must not have ReadWriteOncePod with two or more spec.shards.replicas; one pod at a time can mount it; take ReadWriteOnce",
     ),
-    Case(
+    refused(
         "claim-block",
-        {AT: {"spec": {"volumeMode": "Block"}}},
         f"{AT}.spec.volumeMode",
+        "Block",
         'Unsupported value: "Block": supported values: "Filesystem"',
         server_sentence='Unsupported value: "Block"',
     ),
     *(
-        Case(
+        refused(
             f"claim-{words}-ours",
-            {AT: {"metadata": {words: {"psjob.dev/job-name": "other"}}}},
-            f"{AT}.metadata.{words}",
+            AT,
+            {"metadata": {words: {"psjob.dev/job-name": "other"}}},
             "must not have keys that begin with psjob.dev/; those are psjob's own; take another prefix",
+            below=f".metadata.{words}",
         )
         for words in ("labels", "annotations")
     ),
     *(
-        Case(
+        refused(
             f"claim-{name}",
-            {AT: {"metadata": {name: value}}},
-            f"{AT}.metadata.{name}",
+            AT,
+            {"metadata": {name: value}},
             f'unknown field "{AT}.metadata.{name}"; fields here: labels, annotations',
+            below=f".metadata.{name}",
             server_sentence=f'unknown field "{AT}.metadata.{name}"',
         )
         for name, value in (("name", "mine"), ("finalizers", ["a/b"]))
     ),
-    Case("claim-text", {AT: "10Gi"}, AT, "must be of type object", server_sentence="must be of type object"),
-    Case(
+    refused("claim-text", AT, "10Gi", "must be of type object", server_sentence="must be of type object"),
+    refused(
         "claim-class-number",
-        {f"{AT}.spec.storageClassName": 1},
         f"{AT}.spec.storageClassName",
+        1,
         'must be of type string; write it in quotes: "1"',
         server_sentence="must be of type string",
     ),
     *(
-        Case(
+        refused(
             f"gone-{name}",
-            {f"spec.checkpoint.{name}": value},
             f"spec.checkpoint.{name}",
+            value,
             f'unknown field "spec.checkpoint.{name}"; write spec.checkpoint.{new}: {{',
             server_sentence=f'unknown field "spec.checkpoint.{name}"',
         )
@@ -106,10 +108,10 @@ CLAIMS_REFUSED = [
             ("retain", False, "persistentVolumeClaimRetentionPolicy"),
         )
     ),
-    Case(
+    refused(
         "gone-claim",
-        {"spec.checkpoint.volume": {"claim": "mine"}},
         "spec.checkpoint.volume.claim",
+        "mine",
         "write spec.checkpoint.volume: {persistentVolumeClaim: {claimName: my-claim}}",
         server=False,
     ),

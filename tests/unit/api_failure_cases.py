@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.api_manifest import Case
+from tests.unit.api_manifest import Case, refused
 
 RULES = "spec.runPolicy.podFailurePolicy.rules"
 FIRST = f"{RULES}[0]"
@@ -26,7 +26,7 @@ _ANY = {"action": "FailJob", "onReasons": ["Error"]}
 _MANY = "Too many"
 
 FAILURES_REFUSED: list[Case] = [
-    Case("rules-21", {RULES: [_ANY] * 21}, RULES, "must have 0..20 items; ", server_sentence=_MANY),
+    refused("rules-21", RULES, [_ANY] * 21, "must have 0..20 items; ", server_sentence=_MANY),
     Case("rule-of-all", _rule(), FIRST, "must have onExitCodes, onPodConditions, onSignals or onReasons; a rule that matches every"),
     Case("rule-of-nothing", _rule(onSignals=[], onReasons=[]), FIRST, "must have onExitCodes, onPodConditions, onSignals or onReasons; "),
     *(Case(f"rule-code-{code}", _codes(code), f"{FIRST}.onExitCodes.values[0]", "must be 1..255; ") for code in (-1, 0, 256)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.api_manifest import MANY_NODES, MY_CLAIM, REMOVED, Case
+from tests.unit.api_manifest import MANY_NODES, MY_CLAIM, REMOVED, Case, refused
 
 _MOUNT = (
     "must not be Spread or Colocated with two or more spec.shards.replicas and a claim for checkpoints without ReadWriteMany;"
@@ -12,7 +12,7 @@ _STAGES = [{"name": "a", "replicas": 2}, {"name": "b", "replicas": 1}]
 _MANY = {"spec.checkpoint": MANY_NODES}
 
 PLACEMENTS_REFUSED = [
-    *(Case(f"{word}-on-one-node", {"spec.shards.placement": word}, "spec.shards.placement", _MOUNT) for word in ("Spread", "Colocated")),
+    *(refused(f"{word}-on-one-node", "spec.shards.placement", word, _MOUNT) for word in ("Spread", "Colocated")),
     Case(
         "colocated-on-one-node-by-name",
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.api_manifest import REMOVED, Case
+from tests.unit.api_manifest import REMOVED, Case, refused
 
 _POD: dict[str, Any] = {"spec": {"containers": [{"name": "worker", "image": "me/stage:1", "command": ["python", "stage.py"]}]}}
 _HOST = {"spec": {**_POD["spec"], "hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
@@ -108,12 +108,7 @@ STAGES_REFUSED: list[Case] = [
         "spec.training.updateAt",
         "must not be worker with spec.stages; no worker has all of the optimizer's state",
     ),
-    Case(
-        "pipeline-without-stages",
-        {"spec.training.pipeline": {"microbatches": 4}},
-        "spec.training.pipeline",
-        "must not be given without spec.stages; ",
-    ),
+    refused("pipeline-without-stages", "spec.training.pipeline", {"microbatches": 4}, "must not be given without spec.stages; "),
     *(
         Case(
             f"microbatches-{count}",
