@@ -131,8 +131,7 @@ def test_python_is_our_own_and_unused_fields_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "expanded"),
-    [("$(A)-$(B)", "1-1+2"), ("$$(A)", "$(A)"), ("$(GONE)", "$(GONE)"), ("$A", "$A"), ("$$", "$"), ("a$(A", "a$(A")],
+    ("word", "expanded"), [("$(A)-$(B)", "1-1+2"), ("$$(A)", "$(A)"), ("$(GONE)", "$(GONE)"), ("$A", "$A"), ("$$", "$"), ("a$(A", "a$(A")]
 )
 def test_references_expand_as_on_a_cluster(tmp_path: Path, word: str, expanded: str) -> None:
     env = "[{name: A, value: '1'}, {name: B, value: '$(A)+2'}]"

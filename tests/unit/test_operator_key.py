@@ -105,11 +105,7 @@ def test_each_shard_has_a_certificate_of_its_own_name_that_only_its_runs_authori
     for index in range(2):
         certificate = x509.load_pem_x509_certificate(run[f"shard-{index}.pem"])
         assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
-        for name, authority, right in (
-            (f"shard-{index}", run, True),
-            (f"shard-{1 - index}", run, False),
-            (f"shard-{index}", other, False),
-        ):
+        for name, authority, right in ((f"shard-{index}", run, True), (f"shard-{1 - index}", run, False), (f"shard-{index}", other, False)):
             store = Store([x509.load_pem_x509_certificate(authority["ca.pem"])])
             verifier = PolicyBuilder().store(store).build_server_verifier(x509.DNSName(name))
             if right:

@@ -139,11 +139,7 @@ FINISHED = ["job-shard-0-a1", "job-shard-1-a1", "job-worker-0-r1"]
 
 @pytest.mark.parametrize(
     ("policy", "gone"),
-    [
-        ("Running", ["job-worker-1-r1", "job-worker-2-r1"]),
-        ("All", [*FINISHED, "job-worker-1-r1", "job-worker-2-r1"]),
-        ("None", []),
-    ],
+    [("Running", ["job-worker-1-r1", "job-worker-2-r1"]), ("All", [*FINISHED, "job-worker-1-r1", "job-worker-2-r1"]), ("None", [])],
 )
 def test_what_is_deleted_at_the_end(policy: str, gone: list[str]) -> None:
     shards = {key: OVER[key] for key in ("shard_0", "shard_1", "worker_0")}

@@ -368,12 +368,7 @@ def test_a_rule_counts_each_process() -> None:
 
 @pytest.mark.parametrize(
     ("end", "counted"),
-    [
-        (ended(255, "Unknown"), 0),
-        (ended(137, "ContainerStatusUnknown"), 0),
-        (ended(255), 1),
-        (ended(1, "Unknown"), 1),
-    ],
+    [(ended(255, "Unknown"), 0), (ended(137, "ContainerStatusUnknown"), 0), (ended(255), 1), (ended(1, "Unknown"), 1)],
     ids=["containerd lost it", "the kubelet lost it", "the script's own 255", "another code"],
 )
 def test_an_end_that_nobody_saw_is_no_failure_of_the_process(end: dict[str, Any], counted: int) -> None:

@@ -242,10 +242,7 @@ def test_the_claim_outlives_the_job_unless_told() -> None:
         ({"storageClassName": ""}, {"storageClassName": ""}),
         ({"accessModes": ["ReadWriteMany"]}, {"accessModes": ["ReadWriteMany"]}),
         ({"resources": {"requests": {"storage": "5Gi"}}}, {"resources": {"requests": {"storage": "5Gi"}}}),
-        (
-            {"resources": {"limits": {"storage": "50Gi"}}},
-            {"resources": {"limits": {"storage": "50Gi"}, "requests": {"storage": "10Gi"}}},
-        ),
+        ({"resources": {"limits": {"storage": "50Gi"}}}, {"resources": {"limits": {"storage": "50Gi"}, "requests": {"storage": "10Gi"}}}),
         ({"selector": {"matchLabels": {"a": "b"}}, "volumeName": "v"}, {"selector": {"matchLabels": {"a": "b"}}, "volumeName": "v"}),
     ],
 )

@@ -146,11 +146,7 @@ def test_the_init_container_asks_for_what_the_container_asks_for(resources: dict
 
 @pytest.mark.parametrize(
     ("security", "non_root", "seccomp"),
-    [
-        ({}, True, True),
-        ({"runAsUser": 1000, "seccompProfile": {"type": "Localhost"}}, True, False),
-        ({"runAsUser": 0}, False, True),
-    ],
+    [({}, True, True), ({"runAsUser": 1000, "seccompProfile": {"type": "Localhost"}}, True, False), ({"runAsUser": 0}, False, True)],
 )
 def test_the_init_container_takes_the_pods_user(security: dict[str, Any], non_root: bool, seccomp: bool) -> None:
     template = copy.deepcopy(RICH)
@@ -212,12 +208,7 @@ def test_a_shard_takes_image_and_user_and_no_more() -> None:
     assert (labels["psjob.dev/attempt"], labels["psjob.dev/view"], labels[LABEL_NUMBER]) == ("4", "5", "4")
 
 
-SCHEDULED = [
-    ("priorityClassName", "high"),
-    ("preemptionPolicy", "Never"),
-    ("schedulerName", "volcano"),
-    ("runtimeClassName", "gvisor"),
-]
+SCHEDULED = [("priorityClassName", "high"), ("preemptionPolicy", "Never"), ("schedulerName", "volcano"), ("runtimeClassName", "gvisor")]
 
 
 @pytest.mark.parametrize(("name", "value"), SCHEDULED)
@@ -334,11 +325,7 @@ def test_the_liveness_probe_takes_about_the_progress_deadline(timeout: int) -> N
     ("checkpoint", "source", "together"),
     [
         ({}, {"persistentVolumeClaim": {"claimName": "job-checkpoints"}}, True),
-        (
-            MANY_NODES,
-            {"persistentVolumeClaim": {"claimName": "job-checkpoints"}},
-            False,
-        ),
+        (MANY_NODES, {"persistentVolumeClaim": {"claimName": "job-checkpoints"}}, False),
         (MY_CLAIM, {"persistentVolumeClaim": {"claimName": "mine"}}, True),
         ({"volume": {"nfs": {"server": "s", "path": "/p"}}}, {"nfs": {"server": "s", "path": "/p"}}, False),
         ({"disabled": True}, {"emptyDir": {}}, False),

@@ -89,11 +89,7 @@ STATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "no checkpoint can be written": (
         {"phase": "Running", "shards": shards("Serving", "Serving")},
-        {
-            **RUNNING,
-            "checkpointProblem": PROBLEM,
-            "workers": [*workers(1200), {"rank": 1, "start": 1, "state": "left", "clock": 1200}],
-        },
+        {**RUNNING, "checkpointProblem": PROBLEM, "workers": [*workers(1200), {"rank": 1, "start": 1, "state": "left", "clock": 1200}]},
     ),
 }
 
