@@ -137,26 +137,19 @@ def test_a_sparse_gradient_becomes_a_dense_one() -> None:
         assert torch.equal(begun(word).corrected("w", g.to_sparse(), now, opened, 0.1), begun(word).corrected("w", g, now, opened, 0.1))
 
 
-@pytest.mark.parametrize(
-    ("way", "word", "options", "says"),
-    [
-        (schedule.Flush(), "dc-asgd", {}, "with schedule: flush no gradient is of old weights; leave correct out"),
-        (schedule.Flush(recompute=True), "gap-aware", {}, "with schedule: flush"),
-        (schedule.FTPipe(), "gap-aware", {}, "with weights: recompute a gradient is of the newest weights"),
-        (schedule.FTPipe(predicts=False), "dc-asgd", {}, "with weights: recompute"),
-        (schedule.Latest(), "dc-asgd", {}, "with weights: latest a stage keeps no older weights"),
-        (schedule.TwoBW(), "dana-dc", {}, "correct is dana-dc, must be one of none, dc-asgd, gap-aware"),
-        (schedule.TwoBW(), "none", {"lam": 1.0}, "correctOptions has lam, and training.pipeline.correct names no correction"),
-        (
-            schedule.TwoBW(),
-            "dc-asgd",
-            {"lr": 1.0},
-            "has lr, which correct dc-asgd does not take; that is the script's optimizer's; it takes lam",
-        ),
-        (schedule.TwoBW(), "dc-asgd", {"decay": 1.0}, "correctOptions: rule dc-asgd: decay is 0 or more and below 1, got 1"),
-        (schedule.TwoBW(), "gap-aware", {"max_lr": float("nan")}, "max_lr is a finite number"),
-    ],
-)
+@pytest.mark.parametrize(("way", "word", "options", "says"), [
+    (schedule.Flush(), "dc-asgd", {}, "with schedule: flush no gradient is of old weights; leave correct out"),
+    (schedule.Flush(recompute=True), "gap-aware", {}, "with schedule: flush"),
+    (schedule.FTPipe(), "gap-aware", {}, "with weights: recompute a gradient is of the newest weights"),
+    (schedule.FTPipe(predicts=False), "dc-asgd", {}, "with weights: recompute"),
+    (schedule.Latest(), "dc-asgd", {}, "with weights: latest a stage keeps no older weights"),
+    (schedule.TwoBW(), "dana-dc", {}, "correct is dana-dc, must be one of none, dc-asgd, gap-aware"),
+    (schedule.TwoBW(), "none", {"lam": 1.0}, "correctOptions has lam, and training.pipeline.correct names no correction"),
+    (schedule.TwoBW(), "dc-asgd", {"lr": 1.0},
+        "has lr, which correct dc-asgd does not take; that is the script's optimizer's; it takes lam"),
+    (schedule.TwoBW(), "dc-asgd", {"decay": 1.0}, "correctOptions: rule dc-asgd: decay is 0 or more and below 1, got 1"),
+    (schedule.TwoBW(), "gap-aware", {"max_lr": float("nan")}, "max_lr is a finite number"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(way: schedule.TrainingWay, word: str, options: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError) as refused:
         predict.corrector(way, word, options)

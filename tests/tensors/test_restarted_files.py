@@ -222,14 +222,9 @@ for epoch in LOOP:
 SAME = {
     "a whole number in a list": ("first = [int((model(x) > 0).sum())]", "pass", "step(inputs, targets)", "pass", "first"),
     "classes": ("first = (model(x) > 0).long()", "pass", "step(inputs, targets * first.sum())", "pass", "first.sum()"),
-    "the last loss": (
-        "pass",
-        "pass",
-        "out, loss = step(inputs, targets)",
-        "optimizer.param_groups[0]['lr'] = 0.05 / (1 + loss.max().item())",
-        "0",
-    ),
-}
+    "the last loss": ("pass", "pass", "out, loss = step(inputs, targets)",
+        "optimizer.param_groups[0]['lr'] = 0.05 / (1 + loss.max().item())", "0"),
+}  # fmt: skip
 MADE_ANEW = {
     "weights to be drawn to": (
         "first = [p.detach().clone() for p in model.parameters()]", "pass",

@@ -274,31 +274,20 @@ class Mine(torch.optim.SGD):
     pass
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "name", "some"),
-    [
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}, "sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-        (torch.optim.Adam, {"lr": 0.1, "betas": (0.5, 0.6)}, "adam", {"beta1": 0.5, "beta2": 0.6}),
-        (torch.optim.Adam, {"lr": torch.tensor(0.25)}, "adam", {"lr": 0.25}),
-        (torch.optim.Adam, {"decoupled_weight_decay": True}, "adamw", {"lr": 0.001}),
-        (torch.optim.AdamW, {"amsgrad": True, "fused": True}, "adamw", {"weight_decay": 0.01, "amsgrad": True}),
-        (
-            torch.optim.Adagrad,
-            {"lr_decay": 0.1, "initial_accumulator_value": 2},
-            "adagrad",
-            {"lr_decay": 0.1, "initial_accumulator_value": 2.0},
-        ),
-        (torch.optim.NAdam, {"betas": (0.5, 0.6), "momentum_decay": 0.1}, "nadam", {"beta1": 0.5, "beta2": 0.6, "momentum_decay": 0.1}),
-        (
-            torch.optim.NAdam,
-            {"decoupled_weight_decay": True, "weight_decay": 0.1},
-            "nadam",
-            {"decoupled_weight_decay": True, "weight_decay": 0.1},
-        ),
-        (torch.optim.RMSprop, {}, None, {}),
-        (Mine, {"lr": 0.1}, None, {}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "options", "name", "some"), [
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}, "sgd", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (torch.optim.Adam, {"lr": 0.1, "betas": (0.5, 0.6)}, "adam", {"beta1": 0.5, "beta2": 0.6}),
+    (torch.optim.Adam, {"lr": torch.tensor(0.25)}, "adam", {"lr": 0.25}),
+    (torch.optim.Adam, {"decoupled_weight_decay": True}, "adamw", {"lr": 0.001}),
+    (torch.optim.AdamW, {"amsgrad": True, "fused": True}, "adamw", {"weight_decay": 0.01, "amsgrad": True}),
+    (torch.optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 2}, "adagrad",
+        {"lr_decay": 0.1, "initial_accumulator_value": 2.0}),
+    (torch.optim.NAdam, {"betas": (0.5, 0.6), "momentum_decay": 0.1}, "nadam", {"beta1": 0.5, "beta2": 0.6, "momentum_decay": 0.1}),
+    (torch.optim.NAdam, {"decoupled_weight_decay": True, "weight_decay": 0.1}, "nadam",
+        {"decoupled_weight_decay": True, "weight_decay": 0.1}),
+    (torch.optim.RMSprop, {}, None, {}),
+    (Mine, {"lr": 0.1}, None, {}),
+])  # fmt: skip
 def test_describe(kind: Any, options: dict[str, Any], name: str | None, some: dict[str, Any]) -> None:
     optimizer = kind(model().parameters(), **options)
     found, hyperparameters = optimizers.describe_optimizer(optimizer)

@@ -375,26 +375,15 @@ def by_torch(
     return weights.detach()
 
 
-@pytest.mark.parametrize(
-    ("rule", "hyperparameters", "make", "every_row"),
-    [
-        ("sgd", {"lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1), False),
-        ("adagrad", {"lr": 0.1}, lambda p: torch.optim.Adagrad(p, lr=0.1), False),
-        (
-            "adagrad",
-            {"lr": 0.1, "initial_accumulator_value": 0.3},
-            lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.3),
-            False,
-        ),
-        ("adam", {"lr": 0.1}, lambda p: torch.optim.SparseAdam(p, lr=0.1), True),
-        (
-            "adam",
-            {"lr": 0.1, "beta1": 0.5, "beta2": 0.7, "eps": 1e-3},
-            lambda p: torch.optim.SparseAdam(p, lr=0.1, betas=(0.5, 0.7), eps=1e-3),
-            True,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("rule", "hyperparameters", "make", "every_row"), [
+    ("sgd", {"lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1), False),
+    ("adagrad", {"lr": 0.1}, lambda p: torch.optim.Adagrad(p, lr=0.1), False),
+    ("adagrad", {"lr": 0.1, "initial_accumulator_value": 0.3}, lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.3),
+        False),
+    ("adam", {"lr": 0.1}, lambda p: torch.optim.SparseAdam(p, lr=0.1), True),
+    ("adam", {"lr": 0.1, "beta1": 0.5, "beta2": 0.7, "eps": 1e-3}, lambda p: torch.optim.SparseAdam(p, lr=0.1, betas=(0.5, 0.7), eps=1e-3),
+        True),
+])  # fmt: skip
 def test_it_is_torchs_on_the_rows_touched(rule: str, hyperparameters: dict[str, Any], make: Callable[[Any], Any], every_row: bool) -> None:
     given = pushes(every_row=every_row)
     before, after = trained(rule, hyperparameters, given)

@@ -12,14 +12,9 @@ GOOD: dict[str, Any] = {
     "apiVersion": "psjob.dev/v1alpha1",
     "kind": "PSTrainingJob",
     "metadata": {"name": "digits"},
-    "spec": {
-        "shards": {"replicas": 2},
-        "workers": {
-            "replicas": 4,
-            "template": {"spec": {"containers": [{"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}]}},
-        },
-    },
-}
+    "spec": {"shards": {"replicas": 2}, "workers": {"replicas": 4,
+        "template": {"spec": {"containers": [{"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}]}}}},
+}  # fmt: skip
 """The smallest manifest."""
 REMOVED = object()
 MANY_NODES: dict[str, Any] = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}

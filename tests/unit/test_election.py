@@ -38,39 +38,26 @@ def standing(
     return Standing("a", TIMING, lease, True, seen_at, looked_at, renewed_at, tried_at)
 
 
-@pytest.mark.parametrize(
-    ("case", "known", "now", "move"),
-    [
-        ("nothing known: look", NEW, 100.0, LeaseMove(Do.LOOK)),
-        ("nothing known, and the last try failed: wait", election.renewal_failed(NEW, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
-        ("there is none: take it", standing(None, -math.inf, 100.0), 100.0, LeaseMove(Do.WRITE)),
-        ("given back: take it", standing(NOBODYS, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
-        ("held by another: look again each 2 s", standing(THEIRS, 100.0, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
-        ("held by another: look", standing(THEIRS, 100.0, 100.0), 102.0, LeaseMove(Do.LOOK)),
-        ("about to run out: not later than that", standing(THEIRS, 100.0, 111.0), 111.5, LeaseMove(Do.WAIT, 112.0)),
-        ("run out: take it", standing(THEIRS, 100.0, 111.0), 112.0, LeaseMove(Do.WRITE)),
-        ("run out, but the last try failed", standing(THEIRS, 100.0, 111.0, tried_at=111.5), 112.0, LeaseMove(Do.WAIT, 113.5)),
-        ("ours, without knowing why: take it", standing(MINE, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
-        ("held: rest", standing(MINE, 100.0, 100.0, renewed_at=100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
-        ("held: renew", standing(MINE, 100.0, 100.0, renewed_at=100.0), 102.0, LeaseMove(Do.WRITE)),
-        (
-            "held, renewal failed: not at once",
-            standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=104.5),
-            105.0,
-            LeaseMove(Do.WAIT, 106.5),
-        ),
-        ("held, renewal failed late", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=107.0), 107.5, LeaseMove(Do.WAIT, 108.0)),
-        ("held, renewed too long ago", standing(MINE, 100.0, 100.0, renewed_at=100.0), 108.0, LeaseMove(Do.STEP_DOWN)),
-        ("held, then frozen for an hour", standing(MINE, 100.0, 100.0, renewed_at=100.0), 3700.0, LeaseMove(Do.STEP_DOWN)),
-        (
-            "held, another write came before ours",
-            election.lease_lost(standing(MINE, 100.0, 100.0, renewed_at=100.0)),
-            102.0,
-            LeaseMove(Do.LOOK),
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("case", "known", "now", "move"), [
+    ("nothing known: look", NEW, 100.0, LeaseMove(Do.LOOK)),
+    ("nothing known, and the last try failed: wait", election.renewal_failed(NEW, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
+    ("there is none: take it", standing(None, -math.inf, 100.0), 100.0, LeaseMove(Do.WRITE)),
+    ("given back: take it", standing(NOBODYS, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
+    ("held by another: look again each 2 s", standing(THEIRS, 100.0, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
+    ("held by another: look", standing(THEIRS, 100.0, 100.0), 102.0, LeaseMove(Do.LOOK)),
+    ("about to run out: not later than that", standing(THEIRS, 100.0, 111.0), 111.5, LeaseMove(Do.WAIT, 112.0)),
+    ("run out: take it", standing(THEIRS, 100.0, 111.0), 112.0, LeaseMove(Do.WRITE)),
+    ("run out, but the last try failed", standing(THEIRS, 100.0, 111.0, tried_at=111.5), 112.0, LeaseMove(Do.WAIT, 113.5)),
+    ("ours, without knowing why: take it", standing(MINE, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
+    ("held: rest", standing(MINE, 100.0, 100.0, renewed_at=100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
+    ("held: renew", standing(MINE, 100.0, 100.0, renewed_at=100.0), 102.0, LeaseMove(Do.WRITE)),
+    ("held, renewal failed: not at once", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=104.5), 105.0, LeaseMove(Do.WAIT, 106.5)),
+    ("held, renewal failed late", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=107.0), 107.5, LeaseMove(Do.WAIT, 108.0)),
+    ("held, renewed too long ago", standing(MINE, 100.0, 100.0, renewed_at=100.0), 108.0, LeaseMove(Do.STEP_DOWN)),
+    ("held, then frozen for an hour", standing(MINE, 100.0, 100.0, renewed_at=100.0), 3700.0, LeaseMove(Do.STEP_DOWN)),
+    ("held, another write came before ours", election.lease_lost(standing(MINE, 100.0, 100.0, renewed_at=100.0)), 102.0,
+        LeaseMove(Do.LOOK)),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_what_to_do(case: str, known: Standing, now: float, move: LeaseMove) -> None:
     assert election.decide(known, now) == move, case
 

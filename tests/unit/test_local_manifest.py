@@ -19,14 +19,9 @@ GOOD: dict[str, Any] = {
     "apiVersion": "psjob.dev/v1alpha1",
     "kind": "PSTrainingJob",
     "metadata": {"name": "tiny"},
-    "spec": {
-        "shards": {"replicas": 2},
-        "workers": {
-            "replicas": 3,
-            "template": {"spec": {"containers": [{"name": "worker", "image": "none", "command": ["python", "train.py"], "args": ["--x"]}]}},
-        },
-    },
-}
+    "spec": {"shards": {"replicas": 2}, "workers": {"replicas": 3,
+        "template": {"spec": {"containers": [{"name": "worker", "image": "none", "command": ["python", "train.py"], "args": ["--x"]}]}}}},
+}  # fmt: skip
 COMMAND = "spec.workers.template.spec.containers[0]"
 
 

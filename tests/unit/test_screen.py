@@ -66,32 +66,18 @@ STATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pending": ({"phase": "Pending", "shards": shards("Starting", "Starting")}, {}),
     "first steps": ({"phase": "Running", "shards": shards("Serving")}, {"step": 3, "rate": 12.0, "workers": workers(3)}),
     "running": ({"phase": "Running", "shards": shards("Serving", "Serving")}, {**RUNNING, "workers": workers(1200, 1201)}),
-    "a shard is back": (
-        {"phase": "Recovering", "shards": shards("Serving", "Starting", attempts={1: 2}), "restarts": {"total": 1}},
-        {
-            **RUNNING,
-            "workers": workers(1200, 1200),
-            "waiting": "shards [1] are restoring, for 3 s: 240 of 510 MB of the checkpoint of step 1150",
-        },
-    ),
-    "a worker is away": (
-        {"phase": "Recovering", "shards": shards("Serving", "Serving"), "restarts": {"total": 1}},
-        {
-            **RUNNING,
-            "workers": [*workers(1200, 1200), {"rank": 2, "start": 2, "state": "absent", "clock": 1200}],
-            "waiting": "worker 2 has not joined, for 2 s",
-        },
-    ),
+    "a shard is back": ({"phase": "Recovering", "shards": shards("Serving", "Starting", attempts={1: 2}), "restarts": {"total": 1}},
+        {**RUNNING, "workers": workers(1200, 1200),
+        "waiting": "shards [1] are restoring, for 3 s: 240 of 510 MB of the checkpoint of step 1150"}),
+    "a worker is away": ({"phase": "Recovering", "shards": shards("Serving", "Serving"), "restarts": {"total": 1}},
+        {**RUNNING, "workers": [*workers(1200, 1200), {"rank": 2, "start": 2, "state": "absent", "clock": 1200}],
+        "waiting": "worker 2 has not joined, for 2 s"}),
     "async": ({"phase": "Running", "shards": shards("Serving", "Serving")}, {**RUNNING, "workers": workers(1200, 1244, 1201, 1390)}),
-    "many": (
-        {"phase": "Running", "shards": shards(*["Serving"] * 31, "Lost", attempts={31: 3})},
-        {**RUNNING, "workers": workers(*range(1200, 1328, 2))},
-    ),
-    "no checkpoint can be written": (
-        {"phase": "Running", "shards": shards("Serving", "Serving")},
-        {**RUNNING, "checkpointProblem": PROBLEM, "workers": [*workers(1200), {"rank": 1, "start": 1, "state": "left", "clock": 1200}]},
-    ),
-}
+    "many": ({"phase": "Running", "shards": shards(*["Serving"] * 31, "Lost", attempts={31: 3})},
+        {**RUNNING, "workers": workers(*range(1200, 1328, 2))}),
+    "no checkpoint can be written": ({"phase": "Running", "shards": shards("Serving", "Serving")},
+        {**RUNNING, "checkpointProblem": PROBLEM, "workers": [*workers(1200), {"rank": 1, "start": 1, "state": "left", "clock": 1200}]}),
+}  # fmt: skip
 
 
 def drawn(state: str, width: int) -> str:

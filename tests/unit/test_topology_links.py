@@ -72,30 +72,21 @@ def test_what_is_shown_can_be_read_again(value: float) -> None:
     assert parse_seconds(show_seconds(value / 1e9)) == pytest.approx(value / 1e9, rel=6e-3, abs=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"name": "x y"}, 'name: Invalid value: "x y": must be a name of letters'),
-        ({"hosts": ["w0"], "switches": []}, "hosts: 1 devices in all, must be 2..128"),
-        ({"hosts": ["w0", "w0"], "switches": []}, "the name w0 stands for 2 things"),
-        (
-            {"switches": [{"name": "s", "joins": ["w0", "w1"], "bandwidth": 0}]},
-            "switches[0].bandwidth: Invalid value: 0: must be more than 0",
-        ),
-        ({"links": [{"between": ["w0", "w8"], "bandwidth": 1}]}, 'links[0].between: Invalid value: "w8": names nothing of this machine'),
-        ({"links": [{"between": ["w0", "w0"], "bandwidth": 1}]}, "links[0].between: names w0 twice"),
-        ({"links": [{"between": ["w0", "s"], "bandwidth": 1}]}, "links: 2 links between s and w0; write one link with `lanes`"),
-        (
-            {"links": [{"between": ["w0", "w1"], "bandwidth": "fast"}]},
-            'links[0].bandwidth: Invalid value: "fast": must be a bandwidth such as',
-        ),
-        ({"links": [{"between": ["w0", "w1"], "bandwidth": 1, "lane": 2}]}, "links[0].lane: unknown field"),
-        ({"links": [{"between": ["w0", "w1"], "bandwidth": 1, "duplex": "no"}]}, "links[0].duplex: Unsupported value"),
-        ({"links": [{"between": ["w0", "w1"]}]}, "links[0].bandwidth: Required value"),
-        ({"links": 5}, "links: Invalid value: 5"),
-        ({"total": -1}, "total: Invalid value: -1"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"name": "x y"}, 'name: Invalid value: "x y": must be a name of letters'),
+    ({"hosts": ["w0"], "switches": []}, "hosts: 1 devices in all, must be 2..128"),
+    ({"hosts": ["w0", "w0"], "switches": []}, "the name w0 stands for 2 things"),
+    ({"switches": [{"name": "s", "joins": ["w0", "w1"], "bandwidth": 0}]}, "switches[0].bandwidth: Invalid value: 0: must be more than 0"),
+    ({"links": [{"between": ["w0", "w8"], "bandwidth": 1}]}, 'links[0].between: Invalid value: "w8": names nothing of this machine'),
+    ({"links": [{"between": ["w0", "w0"], "bandwidth": 1}]}, "links[0].between: names w0 twice"),
+    ({"links": [{"between": ["w0", "s"], "bandwidth": 1}]}, "links: 2 links between s and w0; write one link with `lanes`"),
+    ({"links": [{"between": ["w0", "w1"], "bandwidth": "fast"}]}, 'links[0].bandwidth: Invalid value: "fast": must be a bandwidth such as'),
+    ({"links": [{"between": ["w0", "w1"], "bandwidth": 1, "lane": 2}]}, "links[0].lane: unknown field"),
+    ({"links": [{"between": ["w0", "w1"], "bandwidth": 1, "duplex": "no"}]}, "links[0].duplex: Unsupported value"),
+    ({"links": [{"between": ["w0", "w1"]}]}, "links[0].bandwidth: Required value"),
+    ({"links": 5}, "links: Invalid value: 5"),
+    ({"total": -1}, "total: Invalid value: -1"),
+])  # fmt: skip
 def test_a_description_that_cannot_be_is_refused_in_a_sentence(change: dict[str, Any], said: str) -> None:
     assert any(told.startswith(said) for told in problems(switched(3) | change)), problems(switched(3) | change)
 
