@@ -285,23 +285,19 @@ def test_each_push_is_counted_once_whatever_begins_anew(seed: int) -> None:
 GOOD = word(1, 5.0, [1, 2, 3])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"attempt": "x"},
-        {"began": None},
-        {"lag": None},
-        {"lag": {}},
-        {"lag": GOOD["lag"] | {"buckets": []}},
-        {"lag": GOOD["lag"] | {"buckets": [[edge * 2, count] for edge, count in GOOD["lag"]["buckets"]]}},
-        {"lag": GOOD["lag"] | {"buckets": [[edge, -1] for edge in STALENESS_EDGES]}},
-        {"lag": GOOD["lag"] | {"buckets": [[edge, "?"] for edge in STALENESS_EDGES]}},
-        {"lag": GOOD["lag"] | {"count": 2}},
-        {"lag": GOOD["lag"] | {"sum": float("nan")}},
-        {"gap": GOOD["gap"] | {"max": float("inf")}},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("change", [
+    {"attempt": "x"},
+    {"began": None},
+    {"lag": None},
+    {"lag": {}},
+    {"lag": GOOD["lag"] | {"buckets": []}},
+    {"lag": GOOD["lag"] | {"buckets": [[edge * 2, count] for edge, count in GOOD["lag"]["buckets"]]}},
+    {"lag": GOOD["lag"] | {"buckets": [[edge, -1] for edge in STALENESS_EDGES]}},
+    {"lag": GOOD["lag"] | {"buckets": [[edge, "?"] for edge in STALENESS_EDGES]}},
+    {"lag": GOOD["lag"] | {"count": 2}},
+    {"lag": GOOD["lag"] | {"sum": float("nan")}},
+    {"gap": GOOD["gap"] | {"max": float("inf")}},
+], ids=str)  # fmt: skip
 def test_what_is_no_such_word_is_refused_and_changes_nothing(change: dict[str, Any]) -> None:
     lateness = StalenessHistogram()
     lateness.heard(1, word(1, 5.0, []))

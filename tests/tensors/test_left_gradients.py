@@ -263,21 +263,17 @@ def watched(*tensors: torch.Tensor, lent: Callable[[int], bool] = lambda _row: F
     return by_hand, parameters
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.randn(300, 200),
-        torch.randn(()),
-        torch.randn(64, 8, 3, 3).to(memory_format=torch.channels_last),
-        torch.randn(64, 32).t(),
-        torch.randn(64, 32)[:, ::2],
-        torch.randn(40, dtype=torch.bfloat16),
-        torch.randn(40, dtype=torch.complex64),
-        torch.randn(40, dtype=torch.float64),
-        torch.arange(40),
-    ],
-    ids=lambda t: f"{str(t.dtype).removeprefix('torch.')}-{'x'.join(map(str, t.shape))}",
-)
+@pytest.mark.parametrize("tensor", [
+    torch.randn(300, 200),
+    torch.randn(()),
+    torch.randn(64, 8, 3, 3).to(memory_format=torch.channels_last),
+    torch.randn(64, 32).t(),
+    torch.randn(64, 32)[:, ::2],
+    torch.randn(40, dtype=torch.bfloat16),
+    torch.randn(40, dtype=torch.complex64),
+    torch.randn(40, dtype=torch.float64),
+    torch.arange(40),
+], ids=lambda t: f"{str(t.dtype).removeprefix('torch.')}-{'x'.join(map(str, t.shape))}")  # fmt: skip
 def test_a_change_is_seen_and_one_that_is_put_back_is_none(tensor: torch.Tensor) -> None:
     by_hand, (other, p) = watched(torch.randn(4), tensor.clone(memory_format=torch.preserve_format))
     assert by_hand.change() is None

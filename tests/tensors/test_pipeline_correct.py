@@ -281,17 +281,12 @@ def test_the_learning_rate_of_late_stages_begins_low() -> None:
     assert [predict.lr_by_delay(0.4, delay, 0, 100) for delay in (0, 1)] == [0.4, 0.4]
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda ps: torch.optim.AdamW(ps), "weights of AdamW cannot be predicted; take torch's SGD or Adam"),
-        (
-            lambda ps: torch.optim.SGD(ps, momentum=0.9, nesterov=True),
-            "weights of SGD with nesterov=True cannot be predicted; leave nesterov out",
-        ),
-        (lambda ps: torch.optim.Adam(ps, weight_decay=0.1), "weights of Adam with weight_decay=0.1 cannot be predicted"),
-    ],
-)
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda ps: torch.optim.AdamW(ps), "weights of AdamW cannot be predicted; take torch's SGD or Adam"),
+    (lambda ps: torch.optim.SGD(ps, momentum=0.9, nesterov=True),
+        "weights of SGD with nesterov=True cannot be predicted; leave nesterov out"),
+    (lambda ps: torch.optim.Adam(ps, weight_decay=0.1), "weights of Adam with weight_decay=0.1 cannot be predicted"),
+])  # fmt: skip
 def test_an_optimizer_without_a_formula_is_refused(make: Any, says: str) -> None:
     _, optimizer = trained(make)
     with pytest.raises(ValueError, match=says):

@@ -487,15 +487,11 @@ def test_a_rule_that_the_api_server_does_not_say_names_the_obstacle() -> None:
     assert outside == {"workers.processes"}, "all others the API server says"
 
 
-@pytest.mark.parametrize(
-    "path_and_value",
-    [
-        ("spec", {f"x{number}": 1 for number in range(9000)}),
-        ("spec.runPolicy", {"podFailurePolicy": {"rules": [{"action": 1}] * 7000}}),
-        ("spec.workers.template.spec.containers", [{}] * 30_000),
-    ],
-    ids=["unknown fields", "rules", "containers"],
-)
+@pytest.mark.parametrize("path_and_value", [
+    ("spec", {f"x{number}": 1 for number in range(9000)}),
+    ("spec.runPolicy", {"podFailurePolicy": {"rules": [{"action": 1}] * 7000}}),
+    ("spec.workers.template.spec.containers", [{}] * 30_000),
+], ids=["unknown fields", "rules", "containers"])  # fmt: skip
 def test_of_many_problems_the_first_are_told(path_and_value: tuple[str, Any]) -> None:
     """Each takes time."""
     path, value = path_and_value

@@ -96,16 +96,12 @@ def test_a_holder_that_reads_another_name_holds_it_no_longer() -> None:
     assert election.leads(election.saw(held, replace(MINE, renewed="r2", version="9"), 101.0), 101.0), "ours, whose reply was lost"
 
 
-@pytest.mark.parametrize(
-    ("old", "bid"),
-    [
-        (None, Lease("a", 12, "now", "now", 0, "")),
-        (THEIRS, Lease("a", 12, "now", "now", 4, "7")),
-        (NOBODYS, Lease("a", 12, "now", "now", 4, "7")),
-        (MINE, Lease("a", 12, "now", "a1", 3, "7")),
-    ],
-    ids=["none", "theirs", "nobody's", "mine"],
-)
+@pytest.mark.parametrize(("old", "bid"), [
+    (None, Lease("a", 12, "now", "now", 0, "")),
+    (THEIRS, Lease("a", 12, "now", "now", 4, "7")),
+    (NOBODYS, Lease("a", 12, "now", "now", 4, "7")),
+    (MINE, Lease("a", 12, "now", "a1", 3, "7")),
+], ids=["none", "theirs", "nobody's", "mine"])  # fmt: skip
 def test_what_is_stored(old: Lease | None, bid: Lease) -> None:
     assert election.bid(standing(old, 100.0, 100.0), "now") == bid
 

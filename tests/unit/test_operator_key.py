@@ -84,14 +84,10 @@ def test_without_a_name_it_lies_among_the_users_state(monkeypatch: pytest.Monkey
     assert default_file() == Path("/home/me/.local/state/psjob-operator/key")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--key-secret=own", "--lease-namespace=home"], "--key-secret own: give --key-file too, where the Secret is mounted"),
-        (["--key-secret=own", "--key-file=/k"], "--key-secret own: give --lease-namespace too;"),
-    ],
-    ids=["no file", "no namespace"],
-)
+@pytest.mark.parametrize(("options", "sentence"), [
+    (["--key-secret=own", "--lease-namespace=home"], "--key-secret own: give --key-file too, where the Secret is mounted"),
+    (["--key-secret=own", "--key-file=/k"], "--key-secret own: give --lease-namespace too;"),
+], ids=["no file", "no namespace"])  # fmt: skip
 def test_options_that_lack_another_are_refused(options: list[str], sentence: str) -> None:
     done = CliRunner().invoke(app, ["run", *options])
     assert done.exit_code == 2 and sentence in done.output

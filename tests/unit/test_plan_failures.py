@@ -237,11 +237,8 @@ def fails(role: str, index: int, at: float = 0.0, cause: str = "Error", code: in
 W, S = "worker", "shard"
 GROUPS: list[tuple[str, list[Failing], tuple[int, int, int]]] = [
     ("all workers with exit code 1 at once", [fails(W, i, i / 10, node=f"n{i}") for i in range(8)], (1, 0, 1)),
-    (
-        "all on one node, each in its way",
-        [fails(W, 0, node="n"), fails(W, 1, 1, "OOMKilled", 137, "n"), fails(S, 0, 2, node="n")],
-        (1, 1, 1),
-    ),
+    ("all on one node, each in its way", [fails(W, 0, node="n"), fails(W, 1, 1, "OOMKilled", 137, "n"), fails(S, 0, 2, node="n")],
+        (1, 1, 1)),
     ("a bad init container everywhere", [fails(W, i, 3, "InitFailed", 127, f"n{i}") for i in range(3)], (1, 0, 1)),
     ("a spot notice that nobody told", [fails(W, i, i, "Error", 143, "spot") for i in range(3)], (1, 0, 1)),
     ("other codes on other nodes", [fails(W, 0, node="a"), fails(W, 1, code=2, node="b")], (2, 0, 2)),
@@ -252,7 +249,7 @@ GROUPS: list[tuple[str, list[Failing], tuple[int, int, int]]] = [
     ("no node is no common node", [fails(W, 0), fails(S, 0)], (2, 1, 1)),
     ("each by itself, as a rule says", [fails(W, i, node="n", each=True) for i in range(3)], (3, 0, 3)),
     ("nobody", [], (0, 0, 0)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("failures", "counts"), [row[1:] for row in GROUPS], ids=[row[0] for row in GROUPS])
