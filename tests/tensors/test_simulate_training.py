@@ -106,11 +106,6 @@ def test_local_steps_are_the_worker_s_own() -> None:
     np.testing.assert_allclose(work.weights, state.weights, atol=1e-5)
 
 
-def test_a_rule_for_single_pushes_refuses_a_mean() -> None:
-    with pytest.raises(ValueError, match="dana-zero keeps state for each worker"):
-        trained(Sync(), "dana-zero")
-
-
 def test_gradients_of_digits_are_those_of_torch() -> None:
     import torch
 
