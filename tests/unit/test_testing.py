@@ -2,6 +2,7 @@
 
 - Which test a runner takes next (`hack.testing.turns`).
 - Faults that are put into a copy of the sources: how they are drawn and named, and that the tests notice them.
+- Edits of programs by others: lines take the place of others, and are counted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hack.mutants.running import FIRST, portions
 from hack.testing import cost, slices
 from hack.testing.budget import Row, judged, lacking, read, slow
 from hack.testing.turns import Load, Test, Turns
+from tests.programs.edits import SEED, changed, edited, seeded
 
 ROW = Row(tests=10, seconds=10.0, cap=2.0)
 
@@ -324,3 +326,39 @@ def test_every_fault_is_noticed(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "hack.mutants", *words], cwd=ROOT, capture_output=True, text=True, timeout=7100)
     print(done.stdout[-20_000:])
     assert done.returncode == 0, f"{done.stdout[-5000:]}\n{done.stderr[-2000:]}"
+
+
+PROGRAM = "import torch\nmodel = 1\noptimizer = 2\nfor batch in loader:\n    pass\n"
+
+
+def test_lines_take_the_place_of_others() -> None:
+    edits = [("optimizer = 2\n", "optimizer = 2\nimport psjob as ps\n"), ("in loader:", "in ps.shard(loader):")]
+    assert edited(PROGRAM, edits, "it") == PROGRAM.replace("2\n", "2\nimport psjob as ps\n").replace("loader", "ps.shard(loader)")
+
+
+@pytest.mark.parametrize("old", ["optimiser", "="])
+def test_a_line_that_is_not_there_once_is_named(old: str) -> None:
+    with pytest.raises(ValueError, match=rf"it has '{old}' [02] times and not once"):
+        edited(PROGRAM, [(old, "")], "it")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ("a\nb\nc\n", "a\nb\nc\n", 0),
+        ("a\nb\nc\n", "a\nx\nb\nc\n", 1),
+        ("a\nb\nc\n", "a\nB\nc\n", 1),
+        ("a\nb\nc\n", "a\nc\n", 1),
+        ("a\nb\nc\n", "a\nx\ny\nc\n", 2),
+        ("a\na\na\n", "b\na\na\na\nb\n", 2),
+    ],
+)
+def test_changed_lines_are_counted(before: str, after: str, lines: int) -> None:
+    assert changed(before, after) == lines
+
+
+def test_a_seed_comes_first_and_after_what_must_come_before() -> None:
+    assert seeded("import torch\n") == SEED + "import torch\n"
+    assert (
+        seeded('"""It."""\nfrom __future__ import annotations\nx = 1\n') == f'"""It."""\nfrom __future__ import annotations\n{SEED}x = 1\n'
+    )
