@@ -608,19 +608,14 @@ for epoch in ps.epochs(3):
         state.n += 1
         step(b, state.n)
 """)
-REFUSED: Final = {
-    "loaders in turn by a count of passes": (
-        """
+REFUSED: Final = named("""
+# loaders in turn by a count of passes
 which = 0
 for epoch in range(4):
     for b in (loader, other)[which]:
         step(b)
     which = 1 - which
-""",
-        "ended",
-    ),
-    "a chain of loaders that is left": (
-        """
+# a chain of loaders that is left
 n = 0
 for epoch in range(3):
     for b in itertools.chain(ps.shard(loader.loader), ps.shard(loader.loader)):
@@ -628,52 +623,37 @@ for epoch in range(3):
         step(b)
         if n % 4 == 0:
             break
-""",
-        "ended",
-    ),
-    "a wide hidden state": (
-        """
+# a wide hidden state
 hidden = torch.zeros(9000)
 for epoch in range(3):
     for b in loader:
         hidden = hidden * 0.5 + b
         step(b, 8 * hidden[0])
-""",
-        "ended",
-    ),
-    "a wide hidden state in an epoch of ps.epochs": (
-        """
+# a wide hidden state in an epoch of ps.epochs
 for epoch in ps.epochs(3):
     hidden = torch.zeros(9000)
     for b in loader:
         hidden = hidden * 0.5 + b
         step(b, 8 * hidden[0])
-""",
-        "ended",
-    ),
-    "a batch is read for the next epoch": (
-        """
+# a batch is read for the next epoch
 batches = iter(itertools.chain(loader, other))
 following = next(batches)
 for epoch in ps.epochs(3):
     for _ in range(4):
         b, following = following, next(batches)
         step(b)
-""",
-        "asked before ps.epochs began",
-    ),
-    "two iterators in one line": (
-        """
+# two iterators in one line
 both = None
 for epoch in ps.epochs(4):
     if both is None:
         both = [iter(loader), iter(other)]
     step(*[next(each) for each in both])
-""",
-        "was made in an epoch of ps.epochs, and continues in another one",
-    ),
+""")
+REFUSED_ITSELF: Final = {
+    "a batch is read for the next epoch": "asked before ps.epochs began",
+    "two iterators in one line": "was made in an epoch of ps.epochs, and continues in another one",
 }
-"""With a part of the sentence, or `ended` where a restart is refused and not the script itself."""
+"""Of these the script is refused, with a part of the sentence; of the others a restart is."""
 
 
 _COUNTING: Final = """
