@@ -6,12 +6,7 @@ import random
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 
 class Lines(IterableDataset[Any]):

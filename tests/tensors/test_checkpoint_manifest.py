@@ -127,14 +127,11 @@ def test_a_manifest_that_lies_is_damage(tmp_path: Path, change: Any, words: str)
 
 
 json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from([float("1e300"), 10**400, -1, "x", "../x"]),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
+        allow_infinity=False) | st.sampled_from([float("1e300"), 10**400, -1, "x", "../x"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
-)
+)  # fmt: skip
 
 
 @given(st.data())

@@ -19,7 +19,7 @@ from psjob.shard.table import Voided
 from psjob.tables import Partition, RowTable
 from psjob.tables.spec import initial_rows
 from tests.support.soaking import rotating
-from tests.tensors.checkpoint_rows import SPECS, World, together
+from tests.tensors.checkpoint_parts import SPECS, World, together
 
 torch.set_num_threads(1)
 

@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from psjob import contract
@@ -112,40 +113,32 @@ def test_where_workers_step_a_rank_0_killed_after_it_left_is_not_missed(tmp_path
     assert again.heard == [Kind.FINISHED] and desk.weights(desk.manifests()[-1]) == {1.0}
 
 
-def test_a_failed_last_checkpoint_waits_before_it_is_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [False, True], ids=["the last one", "that of a stop"])
+def test_a_failed_checkpoint_at_the_end_waits_before_it_is_tried_again(tmp_path: Path, stop: bool) -> None:
     desk = Desk(tmp_path, workers=1)
     (clerk,) = desk.begun()
     desk.push(clerk, 0)
     in_the_way(desk, 1)
-    desk.leave(clerk, 1)
+    if stop:
+        desk.stop_job()
+    else:
+        desk.leave(clerk, 1)
     desk.tick()
-    desk.settle()
-    tried = desk.c.snapshots.number
-    assert desk.c.snapshots.current is None and desk.c.progress.checkpoint_problem
-    desk.tick()
-    assert desk.c.snapshots.number == tried and not desk.c.ending.over, "not at once"
-    desk.tick(later=6.0)
-    desk.settle()
-    assert desk.c.snapshots.number == tried + 1 and desk.manifests()[-1].final and clerk.heard[-1] is Kind.FINISHED
-
-
-def test_a_failed_checkpoint_of_a_stop_waits_before_it_is_tried_again(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, workers=1)
-    (clerk,) = desk.begun()
-    desk.push(clerk, 0)
-    in_the_way(desk, 1)
-    desk.stop_job()
-    desk.tick()
-    for clock in (1, 2):
+    for clock in (1, 2) if stop else ():
         desk.push(clerk, clock)
         desk.edge(clerk, clock + 1)
     desk.settle()
     tried = desk.c.snapshots.number
     assert desk.c.snapshots.current is None and desk.c.progress.checkpoint_problem
     desk.tick()
-    assert desk.c.snapshots.number == tried, "not at once"
+    assert desk.c.snapshots.number == tried and not desk.c.ending.over, "not at once"
     desk.tick(later=6.0)
-    assert desk.c.snapshots.number == tried + 1 and desk.c.snapshots.current is not None and desk.c.snapshots.current.stop
+    if stop:
+        assert desk.c.snapshots.current is not None and desk.c.snapshots.current.stop
+    else:
+        desk.settle()
+        assert desk.manifests()[-1].final and clerk.heard[-1] is Kind.FINISHED
+    assert desk.c.snapshots.number == tried + 1
 
 
 def test_a_checkpoint_that_lost_something_on_the_way_is_given_up_and_tried_again(tmp_path: Path) -> None:

@@ -246,21 +246,6 @@ def wish(desk: Desk, mode: ServedMode) -> None:
     desk.coordination.feed(events.ModeWished(mode))
 
 
-def test_a_request_in_the_config_asks_for_one_checkpoint(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    clerks = desk.begun()
-    snapshots = desk.c.snapshots
-    desk.coordination.feed(events.ModeWished(Sync()))
-    assert not snapshots.requested
-    desk.coordination.feed(events.ModeWished(Sync(), request=7))
-    assert snapshots.requested
-    take_snapshot(desk, clerks, [1, 1])
-    desk.coordination.feed(events.ModeWished(Sync(), request=7))
-    assert not snapshots.requested, "it has been met"
-    desk.coordination.feed(events.ModeWished(None, "no mode of that name", request=8))
-    assert snapshots.requested
-
-
 def test_the_manifest_says_which_request_it_answers_to_who_starts_again(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     clerks = desk.begun()

@@ -49,9 +49,8 @@ from tests.support.costs import LIMIT_SECONDS, MOST_BYTES, MOST_MEMORY, dearest,
 from tests.support.fuzzing import EDGES, changed_json, json_changes
 from tests.support.soaking import rotating, soak
 from tests.tensors import checkpoint_parts as parts
-from tests.tensors.checkpoint_rows import World
-from tests.tensors.shard_frames import ANSWERS, BODIES, RAW, WORKER, Standing
-from tests.tensors.whole_shard import HELLO, RUN, WholeShard, frame
+from tests.tensors.checkpoint_parts import World
+from tests.tensors.whole_shard import ANSWERS, BODIES, HELLO, RAW, RUN, WORKER, Standing, WholeShard, frame
 
 
 def a_table(count: int) -> list[dict[str, Any]]:

@@ -138,26 +138,19 @@ def test_a_sparse_gradient_becomes_a_dense_one() -> None:
         assert torch.equal(begun(word).corrected("w", g.to_sparse(), now, opened, 0.1), begun(word).corrected("w", g, now, opened, 0.1))
 
 
-@pytest.mark.parametrize(
-    ("way", "word", "options", "says"),
-    [
-        (schedule.Flush(), "dc-asgd", {}, "with schedule: flush no gradient is of old weights; leave correct out"),
-        (schedule.Flush(recompute=True), "gap-aware", {}, "with schedule: flush"),
-        (schedule.FTPipe(), "gap-aware", {}, "with weights: recompute a gradient is of the newest weights"),
-        (schedule.FTPipe(predicts=False), "dc-asgd", {}, "with weights: recompute"),
-        (schedule.Latest(), "dc-asgd", {}, "with weights: latest a stage keeps no older weights"),
-        (schedule.TwoBW(), "dana-dc", {}, "correct is dana-dc, must be one of none, dc-asgd, gap-aware"),
-        (schedule.TwoBW(), "none", {"lam": 1.0}, "correctOptions has lam, and training.pipeline.correct names no correction"),
-        (
-            schedule.TwoBW(),
-            "dc-asgd",
-            {"lr": 1.0},
-            "has lr, which correct dc-asgd does not take; that is the script's optimizer's; it takes lam",
-        ),
-        (schedule.TwoBW(), "dc-asgd", {"decay": 1.0}, "correctOptions: rule dc-asgd: decay is 0 or more and below 1, got 1"),
-        (schedule.TwoBW(), "gap-aware", {"max_lr": float("nan")}, "max_lr is a finite number"),
-    ],
-)
+@pytest.mark.parametrize(("way", "word", "options", "says"), [
+    (schedule.Flush(), "dc-asgd", {}, "with schedule: flush no gradient is of old weights; leave correct out"),
+    (schedule.Flush(recompute=True), "gap-aware", {}, "with schedule: flush"),
+    (schedule.FTPipe(), "gap-aware", {}, "with weights: recompute a gradient is of the newest weights"),
+    (schedule.FTPipe(predicts=False), "dc-asgd", {}, "with weights: recompute"),
+    (schedule.Latest(), "dc-asgd", {}, "with weights: latest a stage keeps no older weights"),
+    (schedule.TwoBW(), "dana-dc", {}, "correct is dana-dc, must be one of none, dc-asgd, gap-aware"),
+    (schedule.TwoBW(), "none", {"lam": 1.0}, "correctOptions has lam, and training.pipeline.correct names no correction"),
+    (schedule.TwoBW(), "dc-asgd", {"lr": 1.0},
+        "has lr, which correct dc-asgd does not take; that is the script's optimizer's; it takes lam"),
+    (schedule.TwoBW(), "dc-asgd", {"decay": 1.0}, "correctOptions: rule dc-asgd: decay is 0 or more and below 1, got 1"),
+    (schedule.TwoBW(), "gap-aware", {"max_lr": float("nan")}, "max_lr is a finite number"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused(way: schedule.TrainingWay, word: str, options: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError) as refused:
         predict.corrector(way, word, options)
@@ -289,17 +282,12 @@ def test_the_learning_rate_of_late_stages_begins_low() -> None:
     assert [predict.lr_by_delay(0.4, delay, 0, 100) for delay in (0, 1)] == [0.4, 0.4]
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda ps: torch.optim.AdamW(ps), "weights of AdamW cannot be predicted; take torch's SGD or Adam"),
-        (
-            lambda ps: torch.optim.SGD(ps, momentum=0.9, nesterov=True),
-            "weights of SGD with nesterov=True cannot be predicted; leave nesterov out",
-        ),
-        (lambda ps: torch.optim.Adam(ps, weight_decay=0.1), "weights of Adam with weight_decay=0.1 cannot be predicted"),
-    ],
-)
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda ps: torch.optim.AdamW(ps), "weights of AdamW cannot be predicted; take torch's SGD or Adam"),
+    (lambda ps: torch.optim.SGD(ps, momentum=0.9, nesterov=True),
+        "weights of SGD with nesterov=True cannot be predicted; leave nesterov out"),
+    (lambda ps: torch.optim.Adam(ps, weight_decay=0.1), "weights of Adam with weight_decay=0.1 cannot be predicted"),
+])  # fmt: skip
 def test_an_optimizer_without_a_formula_is_refused(make: Any, says: str) -> None:
     _, optimizer = trained(make)
     with pytest.raises(ValueError, match=says):

@@ -170,19 +170,15 @@ DRAWN: dict[str, tuple[Any, set[int]]] = {
     "weights": (DataLoader(TEN, batch_size=2, sampler=WeightedRandomSampler([0.0, 1.0] * 5, 30)), {1, 3, 5, 7, 9}),
     "with replacement": (DataLoader(TEN, batch_size=2, sampler=RandomSampler(TEN, replacement=True, num_samples=80)), set(range(10))),
     "a part of the samples": (DataLoader(TEN, batch_size=2, sampler=SubsetRandomSampler(range(2, 10))), set(range(2, 10))),
-    "a generator of its own": (
-        DataLoader(TEN, batch_size=2, sampler=RandomSampler(TEN, num_samples=60, replacement=True, generator=torch.Generator())),
-        set(range(10)),
-    ),
+    "a generator of its own": (DataLoader(TEN, batch_size=2,
+        sampler=RandomSampler(TEN, num_samples=60, replacement=True, generator=torch.Generator())), set(range(10))),
     "a sampler of one's own": (DataLoader(TEN, batch_size=2, sampler=Own()), {0, 2, 4, 6, 8}),
     "batches of one's own": (DataLoader(TEN, batch_sampler=Buckets(10)), set(range(10))),
     "no batch size": (DataLoader(TEN, batch_size=None, shuffle=True), set(range(10))),
     "left in from DDP": (DataLoader(TEN, batch_size=2, sampler=DistributedSampler(TEN, num_replicas=4, rank=1)), set(range(10))),
-    "left in, within another": (
-        DataLoader(TEN, batch_sampler=BatchSampler(DistributedSampler(TEN, num_replicas=4, rank=1), 2, False)),
-        set(range(10)),
-    ),
-}
+    "left in, within another": (DataLoader(TEN, batch_sampler=BatchSampler(DistributedSampler(TEN, num_replicas=4, rank=1), 2, False)),
+        set(range(10))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(DRAWN))

@@ -1,20 +1,113 @@
-"""Manifests to refuse and to take: one list for `psjob run` and the API server alike."""
+"""Manifests to refuse and to take: one list for `psjob run` and the API server alike.
+
+- Rules of runPolicy.podFailurePolicy.rules to refuse and to take.
+- Manifests that say where shards are placed, to refuse and to take.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from psjob_operator.contract import MODES
 from tests.unit.api_claim_cases import CLAIMS_PASSED, CLAIMS_REFUSED
-from tests.unit.api_failure_cases import FAILURES_PASSED, FAILURES_REFUSED
-from tests.unit.api_manifest import REMOVED, Case
-from tests.unit.api_placement_cases import PLACEMENTS_PASSED, PLACEMENTS_REFUSED
+from tests.unit.api_manifest import MANY_NODES, MY_CLAIM, REMOVED, Case, each_refused, refused
 from tests.unit.api_stage_cases import STAGES_PASSED, STAGES_REFUSED
 from tests.unit.api_template_cases import TEMPLATES_PASSED, TEMPLATES_REFUSED
+
+RULES = "spec.runPolicy.podFailurePolicy.rules"
+FIRST = f"{RULES}[0]"
+
+
+def _rule(**given: Any) -> dict[str, Any]:
+    return {RULES: [{"action": "FailJob", **given}]}
+
+
+def _codes(*values: int, operator: str = "In") -> dict[str, Any]:
+    return _rule(onExitCodes={"operator": operator, "values": list(values)})
+
+
+def _conditions(*types: str) -> dict[str, Any]:
+    return _rule(onPodConditions=[{"type": name} for name in types])
+
+
+_ANY = {"action": "FailJob", "onReasons": ["Error"]}
+_MANY = "Too many"
+
+FAILURES_REFUSED: list[Case] = [
+    refused("rules-21", RULES, [_ANY] * 21, "must have 0..20 items; ", server_sentence=_MANY),
+    Case("rule-of-all", _rule(), FIRST, "must have onExitCodes, onPodConditions, onSignals or onReasons; a rule that matches every"),
+    Case("rule-of-nothing", _rule(onSignals=[], onReasons=[]), FIRST, "must have onExitCodes, onPodConditions, onSignals or onReasons; "),
+    *(Case(f"rule-code-{code}", _codes(code), f"{FIRST}.onExitCodes.values[0]", "must be 1..255; ") for code in (-1, 0, 256)),
+    Case("rule-no-codes", _codes(), f"{FIRST}.onExitCodes.values", "must have 1..64 items; "),
+    Case("rule-codes-65", _codes(*range(1, 66)), f"{FIRST}.onExitCodes.values", "must have 1..64 items; ", server_sentence=_MANY),
+    *(Case(f"rule-signal-{one}", _rule(onSignals=[9, one]), f"{FIRST}.onSignals[1]", "must be 1..64; such as 11") for one in (0, 65)),
+    Case("rule-signals-17", _rule(onSignals=[9] * 17), f"{FIRST}.onSignals", "must have 0..16 items; ", server_sentence=_MANY),
+    *(Case(f"rule-reason-{word!r}", _rule(onReasons=[word]), f"{FIRST}.onReasons[0]", "must be one word of 1 to 63 letters and digits; ")
+        for word in ("", "OOM killed", "9", "über", "Error\n")),
+    Case("rule-reasons-17", _rule(onReasons=["Error"] * 17), f"{FIRST}.onReasons", "must have 0..16 items; ", server_sentence=_MANY),
+    Case("rule-conditions-21", _conditions(*["A"] * 21), f"{FIRST}.onPodConditions", "must have 0..20 items; ", server_sentence=_MANY),
+    *(Case(f"rule-condition-{name!r}", _conditions(name), f"{FIRST}.onPodConditions[0].type", sentence)
+        for name, sentence in (
+            ("", "must be a pod condition's type: "),
+            ("Disruption Target", "must be a pod condition's type: "),
+            ("Ready", "must not be a condition that every pod has: "),
+        )),
+    Case("rule-condition-status", _rule(onPodConditions=[{"type": "DisruptionTarget", "status": "yes"}]),
+        f"{FIRST}.onPodConditions[0].status", 'supported values: "True", "False", "Unknown"', server_sentence='Unsupported value: "yes"'),
+    Case("rule-per", _rule(action="Ignore", per="Process", onReasons=["Error"]), f"{FIRST}.per", "must have action: Count where"),
+    Case("rule-of-old", {RULES: [{"action": "Restart", "onReasons": ["Error"]}]}, f"{FIRST}.action",
+        'supported values: "FailJob", "Count", "Ignore"', server_sentence='Unsupported value: "Restart"'),
+    Case("rule-of-shards", _rule(role="shards", onReasons=["Error"]), f"{FIRST}.role", 'supported values: "shard", "worker", "any"',
+        server_sentence='Unsupported value: "shards"'),
+]  # fmt: skip
+
+FAILURES_PASSED: list[Case] = [
+    *(Case(f"rules-{count}", {RULES: [_ANY] * count}) for count in (0, 20)),
+    Case("rule-codes-64", _codes(*range(1, 65), operator="NotIn")),
+    Case("rule-conditions", _conditions("DisruptionTarget", "example.com/Config-Issue", *"ABCDEFGHIJKLMNOPQR")),
+    Case("rule-per-process", {RULES: [{"action": "Count", "per": "Process", "onReasons": ["Error"]}]}),
+    Case("rule-codes-ends", _codes(1, 255)),
+    Case("rule-whole", _rule(**_codes(3)[RULES][0] | {"role": "worker", "onSignals": [1, 64], "onReasons": ["Error", "a" * 63]})),
+    Case("rule-largest", {RULES: [{"action": "Ignore", "onSignals": [11] * 16, "onReasons": ["Error"] * 16}] * 20}),
+    Case("no-limits-of-a-role", {"spec.runPolicy.backoffLimitPerRole": {}}),
+]  # fmt: skip
+
+
+_MOUNT = (
+    "must not be Spread or Colocated with two or more spec.shards.replicas and a claim for checkpoints without ReadWriteMany;"
+    " one node at a time can mount it; "
+)
+_STAGES = [{"name": "a", "replicas": 2}, {"name": "b", "replicas": 1}]
+_WIDE = {"spec.checkpoint": MANY_NODES}
+
+PLACEMENTS_REFUSED = [
+    *(refused(f"{word}-on-one-node", "spec.shards.placement", word, _MOUNT) for word in ("Spread", "Colocated")),
+    Case("colocated-on-one-node-by-name", {"spec.shards.placement": "Colocated",
+        "spec.checkpoint": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}, "disabled": False}},
+        "spec.shards.placement", _MOUNT),
+    Case("more-shards-than-workers", {"spec.shards": {"replicas": 5, "placement": "Colocated"}, **_WIDE}, "spec.shards.replicas",
+        "must be at most spec.workers.replicas with spec.shards.placement: Colocated; shard i stands beside worker i"),
+    Case("more-shards-than-workers-of-stages", {"spec.shards": {"replicas": 4, "placement": "Colocated"}, **_WIDE, "spec.stages": _STAGES,
+        "spec.workers.replicas": REMOVED}, "spec.shards.replicas",
+        "must be at most spec.workers.replicas with spec.shards.placement: Colocated; "),
+]  # fmt: skip
+PLACEMENTS_PASSED = [
+    *(Case(f"placement-{word}", {"spec.shards.placement": word, **_WIDE}) for word in ("Spread", "Packed", "Colocated")),
+    Case("packed-on-one-node", {"spec.shards.placement": "Packed"}),
+    Case("spread-of-one", {"spec.shards": {"replicas": 1, "placement": "Spread"}}),
+    Case("colocated-of-one", {"spec.shards": {"replicas": 1, "placement": "Colocated"}}),
+    Case("colocated-without-checkpoints", {"spec.shards.placement": "Colocated", "spec.checkpoint": {"disabled": True}}),
+    Case("colocated-claim", {"spec.shards.placement": "Colocated", "spec.checkpoint": MY_CLAIM}),
+    Case("as-many-shards-as-workers", {"spec.shards": {"replicas": 4, "placement": "Colocated"}, **_WIDE}),
+    Case("as-many-shards-as-workers-of-stages", {"spec.shards": {"replicas": 3, "placement": "Colocated"}, **_WIDE, "spec.stages": _STAGES,
+        "spec.workers.replicas": REMOVED}),
+]  # fmt: skip
 
 
 def _range(path: str, low: int, high: int) -> list[Case]:
     short = path.rpartition(".")[2]
     return [
-        Case(f"{short}-{value}", {path: value}, path, f"must be {low}..{high}; ")
+        refused(f"{short}-{value}", path, value, f"must be {low}..{high}; ")
         for value in (low - 1, -1, high + 1, 2**31, 2**53)
         if not low <= value <= high
     ]
@@ -46,88 +139,33 @@ _FIXED = "is fixed; make a new job"
 REFUSED: list[Case] = [
     *(case for row in _RANGES for case in _range(*row)),
     # -- names and texts
-    *(
-        Case(f"name-{name!r}", {"metadata.name": name}, "metadata.name", _NAME, server=server)
+    *(refused(f"name-{name!r}", "metadata.name", name, _NAME, server=server)
         for server, names in ((True, ("a" * 41, "1st", "a.b", "a-")), (False, ("-a", "Digits", "zü", "größe-ß", "../up", "", "a\n")))
-        for name in names
-    ),
-    *(
-        Case(f"period-{number}", {"spec.checkpoint.periodSeconds": number}, "spec.checkpoint.periodSeconds", "must be 1..86400; ")
-        for number in (-1, 0, 86_401)
-    ),
+        for name in names),
+    *each_refused("period", "spec.checkpoint.periodSeconds", (-1, 0, 86_401), "must be 1..86400; "),
     *CLAIMS_REFUSED,
-    *(
-        Case(
-            f"resume-{text!r}",
-            {"spec.checkpoint.resumeFrom": {"run": text}},
-            "spec.checkpoint.resumeFrom.run",
-            "must be a run: 1 to 63 lower-case letters, digits and '-'; copy status.run",
-        )
-        for text in ("", "../other", "/abs/path", "a/b", "Über", "a\nb", "a" * 64)
-    ),
-    *(
-        Case(
-            f"claim-{text!r}",
-            {"spec.checkpoint.volume": {"persistentVolumeClaim": {"claimName": text}}},
-            "spec.checkpoint.volume.persistentVolumeClaim.claimName",
-            "must be the name of a PersistentVolumeClaim in the job's namespace; ",
-        )
-        for text in ("", "ns/name", "../x", "Data", "a_b")
-    ),
-    *(
-        Case(
-            f"resume-job-{text!r}",
-            {"spec.checkpoint.resumeFrom": {"job": text}},
-            "spec.checkpoint.resumeFrom.job",
-            "must be the name of a PSTrainingJob in the job's namespace; write its metadata.name",
-        )
-        for text in ("", "Digits", "team-a/digits", "1digits", "a" * 41)
-    ),
-    *(
-        Case(
-            f"resume-{name}",
-            {"spec.checkpoint.resumeFrom": source},
-            "spec.checkpoint.resumeFrom",
-            "must name exactly one of job and run; such as {job: digits}",
-            server_sentence=sentence,
-        )
+    *each_refused("resume", "spec.checkpoint.resumeFrom.run", ("", "../other", "/abs/path", "a/b", "Über", "a\nb", "a" * 64),
+        "must be a run: 1 to 63 lower-case letters, digits and '-'; copy status.run"),
+    *each_refused("claim", "spec.checkpoint.volume.persistentVolumeClaim.claimName", ("", "ns/name", "../x", "Data", "a_b"),
+        "must be the name of a PersistentVolumeClaim in the job's namespace; "),
+    *each_refused("resume-job", "spec.checkpoint.resumeFrom.job", ("", "Digits", "team-a/digits", "1digits", "a" * 41),
+        "must be the name of a PSTrainingJob in the job's namespace; write its metadata.name"),
+    *(refused(f"resume-{name}", "spec.checkpoint.resumeFrom", source, "must name exactly one of job and run; such as {job: digits}",
+          server_sentence=sentence)
         for name, source, sentence in (
             ("neither", {}, "should have at least 1 properties"),
             ("both", {"job": "other", "run": "r"}, "must have at most 1 item"),
-        )
-    ),
-    Case(
-        "resume-itself",
-        {"spec.checkpoint.resumeFrom": {"job": "digits"}},
-        "spec.checkpoint.resumeFrom.job",
-        "must not be the job itself; it continues from its own checkpoint after spec.suspend; name another job, or a run",
-    ),
-    Case(
-        "resume-text",
-        {"spec.checkpoint.resumeFrom": "5f1c9e0a"},
-        "spec.checkpoint.resumeFrom",
+        )),
+    refused("resume-itself", "spec.checkpoint.resumeFrom.job", "digits",
+        "must not be the job itself; it continues from its own checkpoint after spec.suspend; name another job, or a run"),
+    refused("resume-text", "spec.checkpoint.resumeFrom", "5f1c9e0a",
         "must be of type object; Start from the last checkpoint of a run on the same volume: `{job: NAME}` or `{run: UID}`.",
-        server_sentence="must be of type object",
-    ),
-    *(
-        Case(f"managed-{text!r}", {"spec.managedBy": text}, "spec.managedBy", "must be a domain, '/' and a name; such as")
-        for text in ("", "kueue", "a/b/c", "Ä.de/x", "/x")
-    ),
-    *(
-        Case(
-            f"pull-{name}",
-            {"spec.training.compression": {"pull": name}},
-            "spec.training.compression.pull",
-            "must not be int8, topk or randomk; they leave out parts of the weights, and no later pull sends those; take bf16",
-        )
-        for name in ("int8", "topk", "randomk")
-    ),
-    *(
-        Case(f"ratio-{value}", {"spec.training.compression": {"ratio": value}}, "spec.training.compression.ratio", "must be 0.0001..0.5; ")
-        for value in (0.0, 0.51, -0.1)
-    ),
-    *(
-        Case(f"{path}-{value}", {f"spec.training.{path}": value}, f"spec.training.{path}", f"must be {limits}; ")
+        server_sentence="must be of type object"),
+    *each_refused("managed", "spec.managedBy", ("", "kueue", "a/b/c", "Ä.de/x", "/x"), "must be a domain, '/' and a name; such as"),
+    *each_refused("pull", "spec.training.compression.pull", ("int8", "topk", "randomk"),
+        "must not be int8, topk or randomk; they leave out parts of the weights, and no later pull sends those; take bf16"),
+    *each_refused("ratio", "spec.training.compression.ratio", (0.0, 0.51, -0.1), "must be 0.0001..0.5; "),
+    *(refused(f"{path}-{value}", f"spec.training.{path}", value, f"must be {limits}; ")
         for path, values, limits in (
             ("sync.backupWorkers", (-1, 4000), "0..3999"),
             ("softsync.splits", (0, 4001), "1..4000"),
@@ -138,61 +176,23 @@ REFUSED: list[Case] = [
             ("sync.maxGradNorm", (0, -1.0, 1.1e6), "1e-06..1000000"),
             ("maxPushNorm", (0, -1.0, 1.1e12), "1e-06..1000000000000"),
         )
-        for value in values
-    ),
+        for value in values),
     *(Case(f"no-step-{value}", {(at := "spec.workers.progressDeadlineSeconds"): value}, at, "must be 5..86400; ") for value in (4, 86_401)),
-    *(
-        Case(f"processes-{value}", {"spec.workers.processes": value}, "spec.workers.processes", "must be 1..64 or auto; ")
-        for value in (0, -1, 65, "all", "2", "")
-    ),
-    Case(
-        "processes-of-many-gpus",
-        {"spec.workers.processes": "auto", "spec.workers.template.spec.containers.0.resources": {"limits": {"nvidia.com/gpu": 65}}},
-        "spec.workers.processes",
-        "must not stand for more than 64 processes; ",
-        server=False,
-    ),
-    *(
-        Case(
-            f"local-sum-{way}-of-one",
-            {"spec.workers.localSum": way},
-            "spec.workers.localSum",
-            "must not be given without spec.workers.processes; ",
-        )
-        for way in ("shared", "gloo", "nccl")
-    ),
-    Case(
-        "processes-local",
-        {"spec.workers.processes": "auto", "spec.training": {"mode": "local"}},
-        "spec.training.mode",
-        "must not be local with spec.workers.processes; ",
-    ),
-    *(
-        Case(
-            f"processes-{reduction}",
-            {"spec.workers.processes": 2, "spec.training": {"sync": {"reduction": reduction}}},
-            "spec.training.sync.reduction",
-            "must be mean or sum with spec.workers.processes; ",
-        )
-        for reduction in ("median", "trimmed_mean", "mine:norm")
-    ),
-    Case(
-        "processes-stages",
-        {
-            "spec.workers.processes": 4,
-            "spec.workers.replicas": 2,
-            "spec.stages": [{"name": "a"}, {"name": "b", "cut": "head"}],
-        },
-        "spec.workers.processes",
-        "must not be given with spec.stages; ",
-    ),
-    *(
-        Case(
-            f"local-{field}-{value}",
-            {"spec.training": {"mode": "local", "local": {"quorum": 1, field: value}}},
-            f"spec.training.local.{field}",
-            f"must be {limits}; ",
-        )
+    *each_refused("processes", "spec.workers.processes", (0, -1, 65, "all", "2", ""), "must be 1..64 or auto; "),
+    Case("processes-of-many-gpus", {"spec.workers.processes": "auto",
+        "spec.workers.template.spec.containers.0.resources": {"limits": {"nvidia.com/gpu": 65}}}, "spec.workers.processes",
+        "must not stand for more than 64 processes; ", server=False),
+    *(refused(f"local-sum-{way}-of-one", "spec.workers.localSum", way, "must not be given without spec.workers.processes; ")
+        for way in ("shared", "gloo", "nccl")),
+    Case("processes-local", {"spec.workers.processes": "auto", "spec.training": {"mode": "local"}}, "spec.training.mode",
+        "must not be local with spec.workers.processes; "),
+    *(Case(f"processes-{reduction}", {"spec.workers.processes": 2, "spec.training": {"sync": {"reduction": reduction}}},
+          "spec.training.sync.reduction", "must be mean or sum with spec.workers.processes; ")
+        for reduction in ("median", "trimmed_mean", "mine:norm")),
+    Case("processes-stages", {"spec.workers.processes": 4, "spec.workers.replicas": 2,
+        "spec.stages": [{"name": "a"}, {"name": "b", "cut": "head"}]}, "spec.workers.processes", "must not be given with spec.stages; "),
+    *(refused(f"local-{field}-{value}", "spec.training", {"mode": "local", "local": {"quorum": 1, field: value}}, f"must be {limits}; ",
+          below=f".local.{field}")
         for field, values, limits in (
             ("innerSteps", (0, 10**6 + 1), "1..1000000"),
             ("quorum", (-1, 4001), "0..4000"),
@@ -200,16 +200,10 @@ REFUSED: list[Case] = [
             ("lr", (0, 10.5), "1e-06..10"),
             ("momentum", (-0.1, 1), "0..0.9999"),
         )
-        for value in values
-    ),
+        for value in values),
     # -- across fields
-    *(
-        Case(
-            f"mode-without-{field}",
-            {"spec.training": {"mode": mode, field: value}},
-            f"spec.training.{field}",
-            "must not be given but in spec.training.mode: ",
-        )
+    *(refused(f"mode-without-{field}", "spec.training", {"mode": mode, field: value}, "must not be given but in spec.training.mode: ",
+          below=f".{field}")
         for mode, field, value in (
             ("async", "sync", {"backupWorkers": 1}),
             ("local", "bounded", {"staleness": 3}),
@@ -220,218 +214,78 @@ REFUSED: list[Case] = [
             ("bounded", "sync", {}),
             ("sync", "local", {}),
             ("async", "sync", {"maxGradNorm": 1.0}),
-        )
-    ),
-    Case(
-        "options-without-rule",
-        {"spec.training": {"ruleOptions": {"lam": 2.0}}},
-        "spec.training.ruleOptions",
-        "must not be given without spec.training.updateRule; ",
-    ),
-    *(
-        Case(
-            f"options-of-{rule}-{name}",
-            {"spec.training": {"mode": "async", "updateRule": rule, "ruleOptions": {name: 1.0}}},
-            "spec.training.ruleOptions",
-            "must name hyperparameters of its rule: lam, decay, adaptive of dana-dc and dc-asgd; ",
-        )
-        for rule, name in (("dana-zero", "lam"), ("dana-dc", "lr"), ("ftrl", "momentum"))
-    ),
-    Case(
-        "no-block-for-each",
-        {"spec.training.gradientMebibytes": 15, "spec.workers.replicas": 4},
-        "spec.training.gradientMebibytes",
-        "must be at least 4 times spec.workers.replicas, a block for each; ",
-    ),
-    Case(
-        "all-are-backups",
-        {"spec.training.sync.backupWorkers": 2, "spec.workers.replicas": 2},
-        "spec.training.sync.backupWorkers",
-        "must be below spec.workers.replicas, so that a worker is left to take; ",
-    ),
-    Case(
-        "a-norm-with-backups",
-        {"spec.training.sync": {"maxGradNorm": 1.0, "backupWorkers": 1}},
-        "spec.training.sync.maxGradNorm",
-        "must not be given with spec.training.sync.backupWorkers; ",
-    ),
-    Case(
-        "quorum-of-more",
-        {"spec.training": {"mode": "local", "local": {"quorum": 3}}, "spec.workers.replicas": 2},
-        "spec.training.local.quorum",
-        "must be at most spec.workers.replicas; ",
-    ),
-    *(
-        Case(
-            f"reduction-{name}",
-            {"spec.training.sync": {"reduction": name}},
-            "spec.training.sync.reduction",
-            "must be mean, sum, median, trimmed_mean or module:function; such as robust:clipped",
-        )
-        for name in ("", "max", "robust:", ":clipped", "a b:c", "robust:clipped:twice", "mean\n")
-    ),
-    *(
-        Case(
-            f"scaling-{name}",
-            {"spec.training": {"lrScaling": "linear", **given}},
-            "spec.training.lrScaling",
-            "must not be linear but in spec.training.mode: sync, nor with reduction: sum; only a mean",
-        )
-        for name, given in {"async": {"mode": "async"}, "local": {"mode": "local"}, "sum": {"sync": {"reduction": "sum"}}}.items()
-    ),
-    Case(
-        "warmup-local",
-        {"spec.training": {"mode": "local", "warmupSteps": 10}},
-        "spec.training.warmupSteps",
-        "must be 0 in spec.training.mode: local; ",
-    ),
-    Case(
-        "grace-without-quorum",
-        {"spec.training": {"mode": "local", "local": {"graceSeconds": 1}}},
-        "spec.training.local.graceSeconds",
-        "must not be given without spec.training.local.quorum; a round waits for all then",
-    ),
-    Case(
-        "quorum-with-delayed-nesterov",
-        {"spec.training": {"mode": "local", "updateRule": "delayed-nesterov", "local": {"quorum": 1}}},
-        "spec.training.local.quorum",
-        "must be 0 with spec.training.updateRule; no round waits for others then",
-    ),
-    Case(
-        "local-shard-update",
-        {"spec.training": {"mode": "local", "updateAt": "shard"}},
-        "spec.training.updateAt",
-        "must not be shard in spec.training.mode: local; the optimizer steps on the workers",
-    ),
-    Case(
-        "async-worker-update",
-        {"spec.training": {"mode": "async", "updateAt": "worker"}},
-        "spec.training.updateAt",
-        "must not be worker but in spec.training.mode: sync without backupWorkers; ",
-    ),
-    *(
-        Case(
-            f"update-rule-{name}",
-            {"spec.training": {"updateRule": "dana-slim", **given}},
-            "spec.training.updateRule",
-            "must not be given but in spec.training.mode: async, and delayed-nesterov in local; ",
-        )
-        for name, given in {"sync": {"mode": "sync"}, "by-default": {}, "local": {"mode": "local"}}.items()
-    ),
+        )),
+    refused("options-without-rule", "spec.training.ruleOptions", {"lam": 2.0}, "must not be given without spec.training.updateRule; "),
+    *(refused(f"options-of-{rule}-{name}", "spec.training", {"mode": "async", "updateRule": rule, "ruleOptions": {name: 1.0}},
+          "must name hyperparameters of its rule: lam, decay, adaptive of dana-dc and dc-asgd; ", below=".ruleOptions")
+        for rule, name in (("dana-zero", "lam"), ("dana-dc", "lr"), ("ftrl", "momentum"))),
+    Case("no-block-for-each", {"spec.training.gradientMebibytes": 15, "spec.workers.replicas": 4}, "spec.training.gradientMebibytes",
+        "must be at least 4 times spec.workers.replicas, a block for each; "),
+    Case("all-are-backups", {"spec.training.sync.backupWorkers": 2, "spec.workers.replicas": 2}, "spec.training.sync.backupWorkers",
+        "must be below spec.workers.replicas, so that a worker is left to take; "),
+    refused("a-norm-with-backups", "spec.training.sync", {"maxGradNorm": 1.0, "backupWorkers": 1},
+        "must not be given with spec.training.sync.backupWorkers; ", below=".maxGradNorm"),
+    Case("quorum-of-more", {"spec.training": {"mode": "local", "local": {"quorum": 3}}, "spec.workers.replicas": 2},
+        "spec.training.local.quorum", "must be at most spec.workers.replicas; "),
+    *each_refused("reduction", "spec.training.sync.reduction",
+        ("", "max", "robust:", ":clipped", "a b:c", "robust:clipped:twice", "mean\n"),
+        "must be mean, sum, median, trimmed_mean or module:function; such as robust:clipped"),
+    *(refused(f"scaling-{name}", "spec.training", {"lrScaling": "linear", **given},
+          "must not be linear but in spec.training.mode: sync, nor with reduction: sum; only a mean", below=".lrScaling")
+        for name, given in {"async": {"mode": "async"}, "local": {"mode": "local"}, "sum": {"sync": {"reduction": "sum"}}}.items()),
+    refused("warmup-local", "spec.training", {"mode": "local", "warmupSteps": 10}, "must be 0 in spec.training.mode: local; ",
+        below=".warmupSteps"),
+    refused("grace-without-quorum", "spec.training", {"mode": "local", "local": {"graceSeconds": 1}},
+        "must not be given without spec.training.local.quorum; a round waits for all then", below=".local.graceSeconds"),
+    refused("quorum-with-delayed-nesterov", "spec.training", {"mode": "local", "updateRule": "delayed-nesterov", "local": {"quorum": 1}},
+        "must be 0 with spec.training.updateRule; no round waits for others then", below=".local.quorum"),
+    refused("local-shard-update", "spec.training", {"mode": "local", "updateAt": "shard"},
+        "must not be shard in spec.training.mode: local; the optimizer steps on the workers", below=".updateAt"),
+    refused("async-worker-update", "spec.training", {"mode": "async", "updateAt": "worker"},
+        "must not be worker but in spec.training.mode: sync without backupWorkers; ", below=".updateAt"),
+    *(refused(f"update-rule-{name}", "spec.training", {"updateRule": "dana-slim", **given},
+          "must not be given but in spec.training.mode: async, and delayed-nesterov in local; ", below=".updateRule")
+        for name, given in {"sync": {"mode": "sync"}, "by-default": {}, "local": {"mode": "local"}}.items()),
     *FAILURES_REFUSED,
-    Case(
-        "claim-disabled",
-        {"spec.checkpoint": {"disabled": True, "volume": {"persistentVolumeClaim": {"claimName": "x"}}}},
-        "spec.checkpoint.volume",
-        "must not name a claim with spec.checkpoint.disabled: true; ",
-    ),
-    Case(
-        "emptydir-kept",
-        {"spec.checkpoint.volume": {"emptyDir": {}}},
-        "spec.checkpoint.volume",
-        "must not be an emptyDir, which is lost with the shard; set spec.checkpoint.disabled",
-    ),
-    Case(
-        "resume-disabled",
-        {"spec.checkpoint": {"disabled": True, "resumeFrom": {"job": "a"}}},
-        "spec.checkpoint.resumeFrom",
-        "must not be given with spec.checkpoint.disabled: true; a run is resumed",
-    ),
-    Case(
-        "every-disabled",
-        {"spec.checkpoint": {"disabled": True, "everySteps": 5}},
-        "spec.checkpoint.everySteps",
-        "must not be given with spec.checkpoint.disabled: true; no checkpoint",
-    ),
-    Case(
-        "volume-empty",
-        {"spec.checkpoint.volume": {}},
-        "spec.checkpoint.volume",
-        "must name exactly one volume source; such as",
-        server_sentence="should have at least 1 properties",
-    ),
-    Case(
-        "volume-two",
-        {"spec.checkpoint.volume": {"nfs": {"server": "a", "path": "/"}, "persistentVolumeClaim": {"claimName": "b"}}},
-        "spec.checkpoint.volume",
-        "must name exactly one volume source; such as",
-        server_sentence="must have at most 1 item",
-    ),
-    Case(
-        "shards-one-port",
-        {"spec.shards": {"replicas": 2, "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}}},
-        "spec.shards.template.spec.hostNetwork",
+    refused("claim-disabled", "spec.checkpoint", {"disabled": True, "volume": {"persistentVolumeClaim": {"claimName": "x"}}},
+        "must not name a claim with spec.checkpoint.disabled: true; ", below=".volume"),
+    refused("emptydir-kept", "spec.checkpoint.volume", {"emptyDir": {}},
+        "must not be an emptyDir, which is lost with the shard; set spec.checkpoint.disabled"),
+    refused("resume-disabled", "spec.checkpoint", {"disabled": True, "resumeFrom": {"job": "a"}},
+        "must not be given with spec.checkpoint.disabled: true; a run is resumed", below=".resumeFrom"),
+    refused("every-disabled", "spec.checkpoint", {"disabled": True, "everySteps": 5},
+        "must not be given with spec.checkpoint.disabled: true; no checkpoint", below=".everySteps"),
+    refused("volume-empty", "spec.checkpoint.volume", {}, "must name exactly one volume source; such as",
+        server_sentence="should have at least 1 properties"),
+    refused("volume-two", "spec.checkpoint.volume", {"nfs": {"server": "a", "path": "/"}, "persistentVolumeClaim": {"claimName": "b"}},
+        "must name exactly one volume source; such as", server_sentence="must have at most 1 item"),
+    refused("shards-one-port", "spec.shards", {"replicas": 2,
+        "template": {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}},
         "must not be true with two or more spec.shards.replicas and a claim for checkpoints without ReadWriteMany; ",
-    ),
+        below=".template.spec.hostNetwork"),
     # -- unknown fields, types, enums, missing parts
-    Case(
-        "typo",
-        {"spec.chekpoint": {"keep": 3}},
-        "spec.chekpoint",
-        'unknown field "spec.chekpoint"; did you mean spec.checkpoint?',
-        server_sentence='unknown field "spec.chekpoint"',
-    ),
-    Case(
-        "typo-deep", {(at := "spec.shards.replica"): 3}, at, "did you mean spec.shards.replicas?", server_sentence=f'unknown field "{at}"'
-    ),
-    Case("typo-top", {"specs": {}}, "specs", "did you mean spec?", server_sentence='unknown field "specs"'),
-    *(
-        Case(
-            f"later-{path}",
-            {f"spec.{path}": 1},
-            f"spec.{path}",
-            f'unknown field "spec.{path}"; fields here: ',
-            server_sentence=f'unknown field "spec.{path}"',
-        )
-        for path in ("training.elastic", "workers.max", "scheduling")
-    ),
-    Case(
-        "shards-text",
-        {"spec.shards.replicas": "2"},
-        "spec.shards.replicas",
-        _TYPE + "integer; write it without quotes",
-        server_sentence=_TYPE + "integer",
-    ),
-    Case("shards-part", {"spec.shards.replicas": 1.5}, "spec.shards.replicas", _TYPE + "integer", server_sentence=_TYPE + "int"),
-    Case("shards-yes", {"spec.shards.replicas": True}, "spec.shards.replicas", _TYPE + "integer", server_sentence=_TYPE + "int32"),
-    Case(
-        "period-text",
-        {"spec.checkpoint.periodSeconds": "30s"},
-        "spec.checkpoint.periodSeconds",
-        _TYPE + "integer; Seconds between checkpoints",
-        server_sentence=_TYPE + "integer",
-    ),
-    Case(
-        "suspend-text",
-        {"spec.suspend": "yes"},
-        "spec.suspend",
-        _TYPE + "boolean; write it without quotes",
-        server_sentence=_TYPE + "boolean",
-    ),
-    Case("spec-list", {"spec": []}, "spec", _TYPE + "object", server_sentence=_TYPE + "object"),
-    Case("spec-missing", {"spec": REMOVED}, "spec", "Required value", server_sentence="Required value"),
-    Case("template-list", {"spec.workers.template": []}, "spec.workers.template", _TYPE + "object", server_sentence=_TYPE + "object"),
-    Case(
-        "template-missing", {"spec.workers.template": REMOVED}, "spec.workers.template", "Required value", server_sentence="Required value"
-    ),
-    Case(
-        "shards-missing",
-        {"spec.shards.replicas": REMOVED},
-        "spec.shards.replicas",
-        "Required value; Number of shards",
-        server_sentence="Required value",
-    ),
-    Case(
-        "replicas-missing", {"spec.workers.replicas": REMOVED}, "spec.workers.replicas", "Required value", server_sentence="Required value"
-    ),
-    *(
-        Case(
-            f"enum-{path}-{value}",
-            {f"spec.{path}": value},
-            f"spec.{path}",
-            f'Unsupported value: "{value}": supported values: {choices}',
-            server_sentence=f'Unsupported value: "{value}"',
-        )
+    refused("typo", "spec.chekpoint", {"keep": 3}, 'unknown field "spec.chekpoint"; did you mean spec.checkpoint?',
+        server_sentence='unknown field "spec.chekpoint"'),
+    Case("typo-deep", {(at := "spec.shards.replica"): 3}, at, "did you mean spec.shards.replicas?",
+        server_sentence=f'unknown field "{at}"'),
+    refused("typo-top", "specs", {}, "did you mean spec?", server_sentence='unknown field "specs"'),
+    *(refused(f"later-{path}", f"spec.{path}", 1, f'unknown field "spec.{path}"; fields here: ',
+          server_sentence=f'unknown field "spec.{path}"')
+        for path in ("training.elastic", "workers.max", "scheduling")),
+    refused("shards-text", "spec.shards.replicas", "2", _TYPE + "integer; write it without quotes", server_sentence=_TYPE + "integer"),
+    refused("shards-part", "spec.shards.replicas", 1.5, _TYPE + "integer", server_sentence=_TYPE + "int"),
+    refused("shards-yes", "spec.shards.replicas", True, _TYPE + "integer", server_sentence=_TYPE + "int32"),
+    refused("period-text", "spec.checkpoint.periodSeconds", "30s", _TYPE + "integer; Seconds between checkpoints",
+        server_sentence=_TYPE + "integer"),
+    refused("suspend-text", "spec.suspend", "yes", _TYPE + "boolean; write it without quotes", server_sentence=_TYPE + "boolean"),
+    refused("spec-list", "spec", [], _TYPE + "object", server_sentence=_TYPE + "object"),
+    refused("spec-missing", "spec", REMOVED, "Required value", server_sentence="Required value"),
+    refused("template-list", "spec.workers.template", [], _TYPE + "object", server_sentence=_TYPE + "object"),
+    refused("template-missing", "spec.workers.template", REMOVED, "Required value", server_sentence="Required value"),
+    refused("shards-missing", "spec.shards.replicas", REMOVED, "Required value; Number of shards", server_sentence="Required value"),
+    refused("replicas-missing", "spec.workers.replicas", REMOVED, "Required value", server_sentence="Required value"),
+    *(refused(f"enum-{path}-{value}", f"spec.{path}", value, f'Unsupported value: "{value}": supported values: {choices}',
+          server_sentence=f'Unsupported value: "{value}"')
         for path, value, choices in (
             ("training.mode", "backup", ", ".join(f'"{mode}"' for mode in MODES)),
             ("training.lrScaling", "square", '"none", "linear"'),
@@ -443,12 +297,11 @@ REFUSED: list[Case] = [
             ("runPolicy.successPolicy", "All", '"AllWorkers", "FirstWorker"'),
             ("injection", "image", '"Auto", "None"'),
             ("shards.placement", "beside", '"Spread", "Packed", "Colocated"'),
-        )
-    ),
+        )),
     *TEMPLATES_REFUSED,
     *PLACEMENTS_REFUSED,
     *STAGES_REFUSED,
-]
+]  # fmt: skip
 
 PASSED: list[Case] = [
     *(case for row in _RANGES for case in _edges(*row)),
@@ -478,4 +331,4 @@ PASSED: list[Case] = [
     *TEMPLATES_PASSED,
     *PLACEMENTS_PASSED,
     *STAGES_PASSED,
-]
+]  # fmt: skip

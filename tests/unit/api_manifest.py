@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +12,9 @@ GOOD: dict[str, Any] = {
     "apiVersion": "psjob.dev/v1alpha1",
     "kind": "PSTrainingJob",
     "metadata": {"name": "digits"},
-    "spec": {
-        "shards": {"replicas": 2},
-        "workers": {
-            "replicas": 4,
-            "template": {"spec": {"containers": [{"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}]}},
-        },
-    },
-}
+    "spec": {"shards": {"replicas": 2}, "workers": {"replicas": 4,
+        "template": {"spec": {"containers": [{"name": "worker", "image": "me/digits:1", "command": ["python", "train.py"]}]}}}},
+}  # fmt: skip
 """The smallest manifest."""
 REMOVED = object()
 MANY_NODES: dict[str, Any] = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}}
@@ -49,6 +45,20 @@ class Case:
         if name is not None:
             made["metadata"]["name"] = name
         return made
+
+
+def refused(
+    name: str, at: str, value: Any, sentence: str, below: str = "",
+    server: bool = True, server_field: str | None = None, server_sentence: str | None = None,
+) -> Case:  # fmt: skip
+    """One value that is refused at its own path, or at the path `below` it."""
+    field = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", at) + below
+    return Case(name, {at: value}, field, sentence, server, server_field, server_sentence)
+
+
+def each_refused(name: str, at: str, values: Iterable[Any], sentence: str, **more: Any) -> list[Case]:
+    """Each of these values is refused at one path, with one sentence; `more` as `refused` takes it."""
+    return [refused(f"{name}-{value!r}", at, value, sentence, **more) for value in values]
 
 
 def changed(manifest: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,14 +128,7 @@ spec:
     resourcesPerNode: {requests: {cpu: 4, memory: 8Gi}, limits: {nvidia.com/gpu: 2}}
   runtimePatches: [{manager: me}]
 """
-SOURCES = {
-    "nccl": PYTORCH_NCCL,
-    "elastic": PYTORCH_ELASTIC,
-    "shell": PYTORCH_SHELL,
-    "tf": TF_MNIST,
-    "mx": MX_GPU,
-    "v2": TRAIN_V2,
-}
+SOURCES = {"nccl": PYTORCH_NCCL, "elastic": PYTORCH_ELASTIC, "shell": PYTORCH_SHELL, "tf": TF_MNIST, "mx": MX_GPU, "v2": TRAIN_V2}
 
 
 DDP = '''"""Trains."""

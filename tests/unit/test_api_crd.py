@@ -1,6 +1,7 @@
 """The CRD: small, described, structural; the same file each time; and the models beside it.
 
 - The lint of the CRD finds nothing in ours, and each fault that is planted.
+- The nodes of a CRD's schema.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from psjob_operator import contract
 from psjob_operator.api.crd import STATUS_DEFAULT, crd, crd_yaml, node, schema
 from psjob_operator.api.status import JobStatus
 from psjob_operator.api.template import definition
-from tests.unit.crd_schema import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD = ROOT / "crds/psjob.dev_pstrainingjobs.yaml"
@@ -175,3 +176,12 @@ def test_every_exception_is_of_use() -> None:
     for rule, patterns in EXCEPTIONS.items():
         for pattern in patterns:
             assert any(re.fullmatch(pattern, at) for at in places), (rule, pattern)
+
+
+def nodes(part: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield at, part
+    for name, child in part.get("properties", {}).items():
+        yield from nodes(child, f"{at}.{name}" if at else name)
+    for inner in ("items", "additionalProperties"):
+        if isinstance(part.get(inner), dict):
+            yield from nodes(part[inner], f"{at}[]")

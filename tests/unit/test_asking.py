@@ -394,20 +394,16 @@ def asked_by_calls(data: Left) -> None:
     n += next(number for number in data if number == 3)
 
 
-@pytest.mark.parametrize(
-    ("script", "found"),
-    [
-        (left_by_break, [(True, 3)]),
-        (left_by_return, [(True, 3)]),
-        (left_in_a_block, [(True, 3)]),
-        (left_beside_an_else, [(True, 3)]),
-        (left_inside_an_else, [(True, 3)] * 3),
-        (held_by_a_variable, [(False, 100)]),
-        (ended_by_an_error, [(False, 3)]),
-        (asked_by_calls, [(False, 0), (False, 0)]),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
+@pytest.mark.parametrize(("script", "found"), [
+    (left_by_break, [(True, 3)]),
+    (left_by_return, [(True, 3)]),
+    (left_in_a_block, [(True, 3)]),
+    (left_beside_an_else, [(True, 3)]),
+    (left_inside_an_else, [(True, 3)] * 3),
+    (held_by_a_variable, [(False, 100)]),
+    (ended_by_an_error, [(False, 3)]),
+    (asked_by_calls, [(False, 0), (False, 0)]),
+], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
 def test_a_loop_that_leaves_its_data_is_known_by_the_instruction_that_drops_it(
     script: Callable[[Left], object], found: list[tuple[bool, object]]
 ) -> None:

@@ -270,16 +270,12 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return completed
 
 
-@pytest.mark.parametrize(
-    ("words", "candidates", "directive"),
-    [
-        (("susp",), {"suspend"}, ONLY_THESE),
-        (("simulate", "sch"), {"schedule"}, ONLY_THESE),
-        (("logs", "digits", "--fol"), {"--folder", "--follow"}, ONLY_THESE),
-        (("submit", "job"), set(), FILES_TOO),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
+@pytest.mark.parametrize(("words", "candidates", "directive"), [
+    (("susp",), {"suspend"}, ONLY_THESE),
+    (("simulate", "sch"), {"schedule"}, ONLY_THESE),
+    (("logs", "digits", "--fol"), {"--folder", "--follow"}, ONLY_THESE),
+    (("submit", "job"), set(), FILES_TOO),
+], ids=lambda value: " ".join(value) if isinstance(value, tuple) else None)  # fmt: skip
 def test_kubectl_is_told_what_completes(complete: Complete, words: tuple[str, ...], candidates: set[str], directive: str) -> None:
     *found, last = complete(*words)
     assert set(found) == candidates and last == directive

@@ -409,27 +409,15 @@ ROWS: list[tuple[str, tuple[str, ...], list[tuple[str, str]], bool, str, dict[st
     ("one listed, one refused", ("a", "b"), [("a", "listed"), ("b", "no list pods")], True, "", {"a": False, "b": True}),
     ("refused after it was listed", ("a", "b"), [("a", "listed"), ("b", "listed"), ("b", "no watch pods")], True, "", {"b": True}),
     ("one refused, one not listed yet", ("a", "b"), [("b", "no list pods")], False, "", {"a": False}),
-    (
-        "both refused",
-        ("a", "b"),
-        [("a", "no list pods"), ("b", "no list pstrainingjobs")],
-        False,
-        "the right to list pods in namespace a: forbidden",
-        {"a": True, "b": True},
-    ),
+    ("both refused", ("a", "b"), [("a", "no list pods"), ("b", "no list pstrainingjobs")], False,
+        "the right to list pods in namespace a: forbidden", {"a": True, "b": True}),
     ("granted again", ("a",), [("a", "listed"), ("a", "no watch pods"), ("a", "may watch pods")], True, "", {"a": False}),
-    (
-        "another verb is granted",
-        ("a",),
-        [("a", "no watch pods"), ("a", "listed")],
-        False,
-        "the right to watch pods in namespace a: forbidden",
-        {},
-    ),
+    ("another verb is granted", ("a",), [("a", "no watch pods"), ("a", "listed")], False,
+        "the right to watch pods in namespace a: forbidden", {}),
     ("everywhere, refused", (), [("", "no list pods")], False, "the right to list pods: forbidden", {"anything": True}),
     ("everywhere, listed", (), [("", "listed")], True, "", {"anything": False}),
     ("what is optional is done without", ("a",), [("a", "no list networkpolicies"), ("a", "listed")], True, "", {"a": False}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("namespaces", "steps", "whole", "blind", "shut"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])

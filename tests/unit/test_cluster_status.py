@@ -5,6 +5,7 @@
 - What a pod says about its progress is cut to size before anyone looks at it.
 
 Events are written beside the turns: in order, each once, and seldom while jobs wait for their turn.
+- A status as the API server has it after a patch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from psjob_operator.contract import STATUS_BYTES
 from psjob_operator.plan.actions import Event
 from psjob_operator.plan.observed_state import Process
 from psjob_operator.plan.plan import plan
-from tests.unit.cluster_statuses import merged
 from tests.unit.plan_given import NOW, ended, names, pod, running, with_internal
 
 VALUES = st.recursive(
@@ -314,3 +314,16 @@ def test_all_are_written_at_once_while_no_job_waits(monkeypatch: pytest.MonkeyPa
 def test_while_jobs_wait_they_come_slowly_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(told(True, 3600, 0.1, monkeypatch)) == []
     assert asyncio.run(told(True, 0.2, 30, monkeypatch)) == ["0", "1", "2"]
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7386, as the API server does it."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result

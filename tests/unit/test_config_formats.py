@@ -150,19 +150,14 @@ def test_processes_of_a_worker_are_in_the_config_where_there_are_several(workers
     assert (objects.spec_hash(given.spec) == objects.spec_hash(plain.spec)) == (processes == 1)
 
 
-@pytest.mark.parametrize(
-    ("environ", "says"),
-    [
-        ({contract.ENV_LOCAL: "1", contract.ENV_SOCKETS: "7"}, None),
-        ({contract.ENV_LOCAL: "2", contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is 2, this job has 2 processes per worker"),
-        ({contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is '', expected a whole number"),
-        (
-            {contract.ENV_LOCAL: "1", contract.ENV_SOCKETS: "7", contract.ENV_ENCRYPTION: "tls"},
-            "the config says encryption none, and this process was started with tls (PSJOB_ENCRYPTION)",
-        ),
-        ({contract.ENV_LOCAL: "0"}, "PSJOB_SOCKETS is '', expected numbers; start the script by python -m psjob.agent"),
-    ],
-)
+@pytest.mark.parametrize(("environ", "says"), [
+    ({contract.ENV_LOCAL: "1", contract.ENV_SOCKETS: "7"}, None),
+    ({contract.ENV_LOCAL: "2", contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is 2, this job has 2 processes per worker"),
+    ({contract.ENV_SOCKETS: "7"}, "PSJOB_LOCAL is '', expected a whole number"),
+    ({contract.ENV_LOCAL: "1", contract.ENV_SOCKETS: "7", contract.ENV_ENCRYPTION: "tls"},
+        "the config says encryption none, and this process was started with tls (PSJOB_ENCRYPTION)"),
+    ({contract.ENV_LOCAL: "0"}, "PSJOB_SOCKETS is '', expected numbers; start the script by python -m psjob.agent"),
+])  # fmt: skip
 def test_a_process_knows_which_one_of_its_worker_it_is(tmp_path: Path, environ: dict[str, str], says: str | None) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**objects.cluster_config(job(workers={"processes": 2})), "encryption": "none"}))

@@ -80,7 +80,7 @@ def test_a_checkpoint_under_way_answers_what_was_asked_before_it_began() -> None
     first = world.c.snapshots.current
     assert first is not None
     world.request = 9
-    world.post(e.ModeWished(None, request=9))  # a look that was asked for before the snapshot began
+    world.post(e.ModeWished(None, "no mode of that name", request=9))  # a look that was asked for before the snapshot began
     world.go(first.step or 0)
     assert told(world) == 7, "it was begun before 9 was read"
     passes(world)

@@ -30,19 +30,9 @@ from psjob_operator.api.validate import validate_job
 from tests.unit.api_manifest import GOOD, MANY_NODES, MY_CLAIM, changed
 
 WELL = MachineFacts(
-    python=(3, 11, 7),
-    client="0.1.0",
-    runtime="0.1.0",
-    torch="2.15.0",
-    cores=8,
-    memory=16 * GIB,
-    shm=8 * GIB,
-    files=20_000,
-    ports=28_000,
-    loopback="",
-    runs=Disk("/home/me", 50 * GIB, True),
-    cache=Disk("/home/me/.cache", 50 * GIB, True),
-)
+    python=(3, 11, 7), client="0.1.0", runtime="0.1.0", torch="2.15.0", cores=8, memory=16 * GIB, shm=8 * GIB, files=20_000, ports=28_000,
+    loopback="", runs=Disk("/home/me", 50 * GIB, True), cache=Disk("/home/me/.cache", 50 * GIB, True),
+)  # fmt: skip
 WORKER = "spec.workers.template.spec.containers.0"
 SIZES = {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"nvidia.com/gpu": 1}}
 RIGHTS = {("pstrainingjobs", "create"): True, ("pstrainingjobs", "get"): True, ("pods/log", "get"): True}

@@ -1,14 +1,19 @@
 """Who takes turns: the rules, as tables.
 
 - Operators that want one Lease, by seeds: never two that believe to hold it, and soon one.
+- Operators that want one Lease, on virtual time: the shipped driver over a register with compare-and-swap.
+A process can be frozen between any two of its steps: its timers and replies then come late, all at once, while its clock continues. Clocks
+differ and run at different rates. Requests and replies are late or lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import random
-from collections.abc import Coroutine
+import selectors
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +22,8 @@ import pytest
 from psjob_operator.cluster import leader_election as election
 from psjob_operator.cluster.client import ApiError
 from psjob_operator.cluster.leader_election import Do, Lease, LeaseMove, Standing, Timing
+from psjob_operator.cluster.lease import Candidate
 from tests.support.soaking import rotating
-from tests.unit.election_world import Register, Replica, VirtualLoop
 
 TIMING = Timing(12)  # a holder stops after 8 s, renews and looks each 2 s
 THEIRS = Lease(holder="b", seconds=12, renewed="r1", acquired="a1", transitions=3, version="7")
@@ -33,39 +38,26 @@ def standing(
     return Standing("a", TIMING, lease, True, seen_at, looked_at, renewed_at, tried_at)
 
 
-@pytest.mark.parametrize(
-    ("case", "known", "now", "move"),
-    [
-        ("nothing known: look", NEW, 100.0, LeaseMove(Do.LOOK)),
-        ("nothing known, and the last try failed: wait", election.renewal_failed(NEW, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
-        ("there is none: take it", standing(None, -math.inf, 100.0), 100.0, LeaseMove(Do.WRITE)),
-        ("given back: take it", standing(NOBODYS, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
-        ("held by another: look again each 2 s", standing(THEIRS, 100.0, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
-        ("held by another: look", standing(THEIRS, 100.0, 100.0), 102.0, LeaseMove(Do.LOOK)),
-        ("about to run out: not later than that", standing(THEIRS, 100.0, 111.0), 111.5, LeaseMove(Do.WAIT, 112.0)),
-        ("run out: take it", standing(THEIRS, 100.0, 111.0), 112.0, LeaseMove(Do.WRITE)),
-        ("run out, but the last try failed", standing(THEIRS, 100.0, 111.0, tried_at=111.5), 112.0, LeaseMove(Do.WAIT, 113.5)),
-        ("ours, without knowing why: take it", standing(MINE, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
-        ("held: rest", standing(MINE, 100.0, 100.0, renewed_at=100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
-        ("held: renew", standing(MINE, 100.0, 100.0, renewed_at=100.0), 102.0, LeaseMove(Do.WRITE)),
-        (
-            "held, renewal failed: not at once",
-            standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=104.5),
-            105.0,
-            LeaseMove(Do.WAIT, 106.5),
-        ),
-        ("held, renewal failed late", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=107.0), 107.5, LeaseMove(Do.WAIT, 108.0)),
-        ("held, renewed too long ago", standing(MINE, 100.0, 100.0, renewed_at=100.0), 108.0, LeaseMove(Do.STEP_DOWN)),
-        ("held, then frozen for an hour", standing(MINE, 100.0, 100.0, renewed_at=100.0), 3700.0, LeaseMove(Do.STEP_DOWN)),
-        (
-            "held, another write came before ours",
-            election.lease_lost(standing(MINE, 100.0, 100.0, renewed_at=100.0)),
-            102.0,
-            LeaseMove(Do.LOOK),
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("case", "known", "now", "move"), [
+    ("nothing known: look", NEW, 100.0, LeaseMove(Do.LOOK)),
+    ("nothing known, and the last try failed: wait", election.renewal_failed(NEW, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
+    ("there is none: take it", standing(None, -math.inf, 100.0), 100.0, LeaseMove(Do.WRITE)),
+    ("given back: take it", standing(NOBODYS, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
+    ("held by another: look again each 2 s", standing(THEIRS, 100.0, 100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
+    ("held by another: look", standing(THEIRS, 100.0, 100.0), 102.0, LeaseMove(Do.LOOK)),
+    ("about to run out: not later than that", standing(THEIRS, 100.0, 111.0), 111.5, LeaseMove(Do.WAIT, 112.0)),
+    ("run out: take it", standing(THEIRS, 100.0, 111.0), 112.0, LeaseMove(Do.WRITE)),
+    ("run out, but the last try failed", standing(THEIRS, 100.0, 111.0, tried_at=111.5), 112.0, LeaseMove(Do.WAIT, 113.5)),
+    ("ours, without knowing why: take it", standing(MINE, 100.0, 100.0), 100.0, LeaseMove(Do.WRITE)),
+    ("held: rest", standing(MINE, 100.0, 100.0, renewed_at=100.0), 101.0, LeaseMove(Do.WAIT, 102.0)),
+    ("held: renew", standing(MINE, 100.0, 100.0, renewed_at=100.0), 102.0, LeaseMove(Do.WRITE)),
+    ("held, renewal failed: not at once", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=104.5), 105.0, LeaseMove(Do.WAIT, 106.5)),
+    ("held, renewal failed late", standing(MINE, 100.0, 100.0, renewed_at=100.0, tried_at=107.0), 107.5, LeaseMove(Do.WAIT, 108.0)),
+    ("held, renewed too long ago", standing(MINE, 100.0, 100.0, renewed_at=100.0), 108.0, LeaseMove(Do.STEP_DOWN)),
+    ("held, then frozen for an hour", standing(MINE, 100.0, 100.0, renewed_at=100.0), 3700.0, LeaseMove(Do.STEP_DOWN)),
+    ("held, another write came before ours", election.lease_lost(standing(MINE, 100.0, 100.0, renewed_at=100.0)), 102.0,
+        LeaseMove(Do.LOOK)),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_what_to_do(case: str, known: Standing, now: float, move: LeaseMove) -> None:
     assert election.decide(known, now) == move, case
 
@@ -104,16 +96,12 @@ def test_a_holder_that_reads_another_name_holds_it_no_longer() -> None:
     assert election.leads(election.saw(held, replace(MINE, renewed="r2", version="9"), 101.0), 101.0), "ours, whose reply was lost"
 
 
-@pytest.mark.parametrize(
-    ("old", "bid"),
-    [
-        (None, Lease("a", 12, "now", "now", 0, "")),
-        (THEIRS, Lease("a", 12, "now", "now", 4, "7")),
-        (NOBODYS, Lease("a", 12, "now", "now", 4, "7")),
-        (MINE, Lease("a", 12, "now", "a1", 3, "7")),
-    ],
-    ids=["none", "theirs", "nobody's", "mine"],
-)
+@pytest.mark.parametrize(("old", "bid"), [
+    (None, Lease("a", 12, "now", "now", 0, "")),
+    (THEIRS, Lease("a", 12, "now", "now", 4, "7")),
+    (NOBODYS, Lease("a", 12, "now", "now", 4, "7")),
+    (MINE, Lease("a", 12, "now", "a1", 3, "7")),
+], ids=["none", "theirs", "nobody's", "mine"])  # fmt: skip
 def test_what_is_stored(old: Lease | None, bid: Lease) -> None:
     assert election.bid(standing(old, 100.0, 100.0), "now") == bid
 
@@ -283,3 +271,150 @@ def test_who_may_not_have_it_acts_alone_and_asks_again() -> None:
         await end([only], loop)
 
     play(world(), loop)
+
+
+OWNER: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="")
+
+
+class _Jumps(selectors.DefaultSelector):
+    """Waits by moving the clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "nobody will ever do anything again"
+        self.now += max(0.0, timeout)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time is virtual, and in which the steps of one owner can be held back."""
+
+    def __init__(self) -> None:
+        self._jumps = _Jumps()
+        self.frozen: dict[str, float] = {}
+        self.faults: list[str] = []
+        self.after: Callable[[], None] = lambda: None
+        """Called after each step."""
+        super().__init__(self._jumps)
+
+    def time(self) -> float:
+        return self._jumps.now
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        return super().call_soon(self._step, callback, args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        return super().call_at(when, self._step, callback, args, context=context)
+
+    def _step(self, callback: Any, args: tuple[Any, ...]) -> None:
+        thaw = self.frozen.get(OWNER.get(), 0.0)
+        if thaw > self.time():
+            super().call_at(thaw, self._step, callback, args)
+            return
+        callback(*args)
+        self.after()
+
+
+class Register:
+    """One Lease, as an API server keeps it."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.spec: dict[str, Any] | None = None
+
+    def get(self) -> dict[str, Any]:
+        if self.spec is None:
+            raise ApiError(404, "NotFound", "no such Lease")
+        return {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(self.spec)}
+
+    def put(self, spec: Mapping[str, Any], version: str | None) -> dict[str, Any]:
+        if version is None and self.spec is not None:
+            raise ApiError(409, "AlreadyExists", "it is there")
+        if version is not None and (self.spec is None or version != str(self.version)):
+            raise ApiError(409, "Conflict", "it has changed") if self.spec is not None else ApiError(404, "NotFound", "no such Lease")
+        self.version += 1
+        self.spec = dict(spec)
+        return self.get()
+
+
+class Wire:
+    """What `lease.Candidate` asks of a client, over a network of this temper."""
+
+    def __init__(self, register: Register, dice: random.Random) -> None:
+        self._register, self._dice = register, dice
+        self.loss = 0.0
+        self.slowest = 0.05
+        self.cut_until = 0.0
+        self._parcels: set[asyncio.Task[None]] = set()
+
+    async def get(self, *_: Any) -> dict[str, Any]:
+        return await self._carry(self._register.get)
+
+    async def create(self, _kind: Any, _namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._carry(lambda: self._register.put(body["spec"], None))
+
+    async def patch(self, _kind: Any, _namespace: str, _name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._carry(lambda: self._register.put(body["spec"], body["metadata"]["resourceVersion"]))
+
+    async def _carry(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[dict[str, Any]] = loop.create_future()
+        # The network continues while the process is frozen, and when it has given up waiting.
+        parcel = loop.create_task(self._deliver(call, reply), context=contextvars.Context())
+        self._parcels.add(parcel)
+        parcel.add_done_callback(self._parcels.discard)
+        return await reply
+
+    async def _deliver(self, call: Callable[[], dict[str, Any]], reply: asyncio.Future[dict[str, Any]]) -> None:
+        if self._lost():
+            return
+        await asyncio.sleep(self._dice.uniform(0.0, self.slowest))
+        try:
+            answer: dict[str, Any] | ApiError = call()
+        except ApiError as error:
+            answer = error
+        if self._lost():
+            return
+        await asyncio.sleep(self._dice.uniform(0.0, self.slowest))
+        if reply.done():
+            return
+        if isinstance(answer, ApiError):
+            reply.set_exception(answer)
+        else:
+            reply.set_result(answer)
+
+    def _lost(self) -> bool:
+        return asyncio.get_running_loop().time() < self.cut_until or self._dice.random() < self.loss
+
+
+class Replica:
+    """One operator: when it acts is noted."""
+
+    def __init__(self, name: str, register: Register, dice: random.Random, timing: Timing, acts: list[tuple[float, str]]) -> None:
+        self.name, self.acts = name, acts
+        self.wire = Wire(register, dice)
+        self._offset, self._rate = dice.uniform(-1e6, 1e6), dice.uniform(0.9, 1.1)
+        self.candidate = Candidate(self.wire, "ns", "lease", name, timing, self.clock)  # type: ignore[arg-type]
+        self.task: asyncio.Task[None] | None = None
+
+    def clock(self) -> float:
+        return self._offset + self._rate * asyncio.get_running_loop().time()
+
+    def start(self) -> None:
+        context = contextvars.Context()
+        context.run(OWNER.set, self.name)
+        self.task = asyncio.get_running_loop().create_task(self.candidate.run(self.term), context=context)
+
+    async def term(self) -> None:
+        """What an operator does: ask, then write."""
+        while True:
+            try:
+                self.candidate.check()
+            except ApiError:
+                pass
+            else:
+                self.acts.append((asyncio.get_running_loop().time(), self.name))
+            await asyncio.sleep(0.25)

@@ -27,24 +27,15 @@ SAID_OTHERWISE = ("deps", "test-all")
 OTHER = Need("sugar", lambda: False, "ask next door")
 
 
-@pytest.mark.parametrize(
-    ("target", "lines", "works"),
-    [
-        (Target((HERE,)), ["make x needs tea: all there."], True),
-        (Target(may=(HERE,)), ["make x does all of its work with tea: all there."], True),
-        (Target((HERE, GONE)), ["make x needs tea, milk.", "missing: milk. Next step: buy milk."], False),
-        (
-            Target((HERE,), (GONE,)),
-            [
-                "make x needs tea. make x does all of its work with milk.",
-                "not here: milk; what needs it is left out or skipped, by name. To have it, buy milk.",
-            ],
-            True,
-        ),
-        (Target((GONE,), (OTHER,)), None, False),
-        (Target(), ["make x needs nothing that `make install` does not bring."], True),
-    ],
-)
+@pytest.mark.parametrize(("target", "lines", "works"), [
+    (Target((HERE,)), ["make x needs tea: all there."], True),
+    (Target(may=(HERE,)), ["make x does all of its work with tea: all there."], True),
+    (Target((HERE, GONE)), ["make x needs tea, milk.", "missing: milk. Next step: buy milk."], False),
+    (Target((HERE,), (GONE,)), ["make x needs tea. make x does all of its work with milk.",
+        "not here: milk; what needs it is left out or skipped, by name. To have it, buy milk."], True),
+    (Target((GONE,), (OTHER,)), None, False),
+    (Target(), ["make x needs nothing that `make install` does not bring."], True),
+])  # fmt: skip
 def test_what_is_missing_comes_with_the_next_step(target: Target, lines: list[str] | None, works: bool) -> None:
     said, can = told("x", target)
     assert can is works
@@ -92,28 +83,16 @@ def never(requirement: str) -> bool:
     raise AssertionError(f"the index is asked for {requirement}, which decides nothing")
 
 
-@pytest.mark.parametrize(
-    ("platform", "has_gpu", "there", "offers", "left_out", "beside", "again", "told"),
-    [
-        (
-            "linux",
-            False,
-            None,
-            lambda word: word == f"torch=={CPU}",
-            ("torch", "triton", "nvidia-cublas", "cuda-bindings"),
-            CPU,
-            False,
-            "2 GB",
-        ),
-        ("linux", False, "9.0.0+cpu", lambda _: True, WITH_CUDA, CPU, False, "not pinned"),
-        ("linux", False, CPU, never, WITH_CUDA, CPU, False, "2 GB"),
-        ("linux", False, None, lambda _: False, UNUSED, None, False, "UV_EXTRA_INDEX_URL="),
-        ("linux", False, "9.1.0", never, UNUSED, None, False, "into .venv"),
-        ("linux", True, None, never, (), None, False, "all of CUDA"),
-        ("linux", True, CPU, never, (), None, True, "all of CUDA"),
-        ("darwin", False, None, never, (), None, False, "2 GB"),
-    ],
-)
+@pytest.mark.parametrize(("platform", "has_gpu", "there", "offers", "left_out", "beside", "again", "told"), [
+    ("linux", False, None, lambda word: word == f"torch=={CPU}", ("torch", "triton", "nvidia-cublas", "cuda-bindings"), CPU, False, "2 GB"),
+    ("linux", False, "9.0.0+cpu", lambda _: True, WITH_CUDA, CPU, False, "not pinned"),
+    ("linux", False, CPU, never, WITH_CUDA, CPU, False, "2 GB"),
+    ("linux", False, None, lambda _: False, UNUSED, None, False, "UV_EXTRA_INDEX_URL="),
+    ("linux", False, "9.1.0", never, UNUSED, None, False, "into .venv"),
+    ("linux", True, None, never, (), None, False, "all of CUDA"),
+    ("linux", True, CPU, never, (), None, True, "all of CUDA"),
+    ("darwin", False, None, never, (), None, False, "2 GB"),
+])  # fmt: skip
 def test_the_torch_of_a_machine(
     platform: str,
     has_gpu: bool,

@@ -73,11 +73,7 @@ LOOPS: dict[str, tuple[str, set[str], set[str]]] = {
         {"best"},
         {"best"},
     ),
-    "a block that passes errors on": (
-        "for x in Three():\n    with no_grad():\n        moves = [x]\n    y = moves",
-        set(),
-        set(),
-    ),
+    "a block that passes errors on": ("for x in Three():\n    with no_grad():\n        moves = [x]\n    y = moves", set(), set()),
     "a block that may end errors": (
         "moves = 0\nfor x in Three():\n    with suppress(ValueError), no_grad():\n        moves = [x]\n    y = moves",
         {"moves"},

@@ -19,14 +19,9 @@ GOOD: dict[str, Any] = {
     "apiVersion": "psjob.dev/v1alpha1",
     "kind": "PSTrainingJob",
     "metadata": {"name": "tiny"},
-    "spec": {
-        "shards": {"replicas": 2},
-        "workers": {
-            "replicas": 3,
-            "template": {"spec": {"containers": [{"name": "worker", "image": "none", "command": ["python", "train.py"], "args": ["--x"]}]}},
-        },
-    },
-}
+    "spec": {"shards": {"replicas": 2}, "workers": {"replicas": 3,
+        "template": {"spec": {"containers": [{"name": "worker", "image": "none", "command": ["python", "train.py"], "args": ["--x"]}]}}}},
+}  # fmt: skip
 COMMAND = "spec.workers.template.spec.containers[0]"
 
 
@@ -131,8 +126,7 @@ def test_python_is_our_own_and_unused_fields_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "expanded"),
-    [("$(A)-$(B)", "1-1+2"), ("$$(A)", "$(A)"), ("$(GONE)", "$(GONE)"), ("$A", "$A"), ("$$", "$"), ("a$(A", "a$(A")],
+    ("word", "expanded"), [("$(A)-$(B)", "1-1+2"), ("$$(A)", "$(A)"), ("$(GONE)", "$(GONE)"), ("$A", "$A"), ("$$", "$"), ("a$(A", "a$(A")]
 )
 def test_references_expand_as_on_a_cluster(tmp_path: Path, word: str, expanded: str) -> None:
     env = "[{name: A, value: '1'}, {name: B, value: '$(A)+2'}]"

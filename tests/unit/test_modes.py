@@ -213,7 +213,7 @@ def test_softsync_lets_its_worker_go_before_it_decides() -> None:
     order = made.told(0, 0, 0, 1, 2.0)
     assert order is not None and order.go == {0: 1}
     assert encode_order(order.numbered(1))["batches"] == [
-        {"kept": [[0, 0], [1, 0], [1, 1]], "dropped": [], "weights": [1 / 9, 1 / 3, 1 / 3], "staleness": 3},
+        {"kept": [[0, 0], [1, 0], [1, 1]], "dropped": [], "weights": [1 / 9, 1 / 3, 1 / 3], "staleness": 3}
     ]
 
 

@@ -84,14 +84,10 @@ def test_without_a_name_it_lies_among_the_users_state(monkeypatch: pytest.Monkey
     assert default_file() == Path("/home/me/.local/state/psjob-operator/key")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--key-secret=own", "--lease-namespace=home"], "--key-secret own: give --key-file too, where the Secret is mounted"),
-        (["--key-secret=own", "--key-file=/k"], "--key-secret own: give --lease-namespace too;"),
-    ],
-    ids=["no file", "no namespace"],
-)
+@pytest.mark.parametrize(("options", "sentence"), [
+    (["--key-secret=own", "--lease-namespace=home"], "--key-secret own: give --key-file too, where the Secret is mounted"),
+    (["--key-secret=own", "--key-file=/k"], "--key-secret own: give --lease-namespace too;"),
+], ids=["no file", "no namespace"])  # fmt: skip
 def test_options_that_lack_another_are_refused(options: list[str], sentence: str) -> None:
     done = CliRunner().invoke(app, ["run", *options])
     assert done.exit_code == 2 and sentence in done.output
@@ -105,11 +101,7 @@ def test_each_shard_has_a_certificate_of_its_own_name_that_only_its_runs_authori
     for index in range(2):
         certificate = x509.load_pem_x509_certificate(run[f"shard-{index}.pem"])
         assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
-        for name, authority, right in (
-            (f"shard-{index}", run, True),
-            (f"shard-{1 - index}", run, False),
-            (f"shard-{index}", other, False),
-        ):
+        for name, authority, right in ((f"shard-{index}", run, True), (f"shard-{1 - index}", run, False), (f"shard-{index}", other, False)):
             store = Store([x509.load_pem_x509_certificate(authority["ca.pem"])])
             verifier = PolicyBuilder().store(store).build_server_verifier(x509.DNSName(name))
             if right:

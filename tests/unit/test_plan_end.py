@@ -84,18 +84,14 @@ def test_a_worker_that_failed_after_the_last_manifest_brings_the_shards_back() -
     assert decided.status.restarts.causes == {"Error": 1, "Finished": 2} and decided.status.restarts.counted == 1
 
 
-@pytest.mark.parametrize(
-    ("number", "last_words", "back"),
-    [
-        (2, '{"met": "1:0-2", "status": {}}', True),
-        (2, '{"met": "1:0-1 2:2", "status": {}}', False),
-        (1, '{"met": "1:0-2", "status": {}}', False),
-        (2, '{"met": 1}', False),
-        (2, '{"met": "nobody"}', True),
-        (2, "", False),
-    ],
-    ids=["comes too late", "was told", "takes long to end", "no text", "met nobody", "no words"],
-)
+@pytest.mark.parametrize(("number", "last_words", "back"), [
+    (2, '{"met": "1:0-2", "status": {}}', True),
+    (2, '{"met": "1:0-1 2:2", "status": {}}', False),
+    (1, '{"met": "1:0-2", "status": {}}', False),
+    (2, '{"met": 1}', False),
+    (2, '{"met": "nobody"}', True),
+    (2, "", False),
+], ids=["comes too late", "was told", "takes long to end", "no text", "met nobody", "no words"])  # fmt: skip
 def test_shards_come_back_for_a_worker_that_has_not_met_them(number: int, last_words: str, back: bool) -> None:
     over = {**OVER, "shard_0": pod("shard", 0, **ended(0, message=last_words)), "worker_2": pod("worker", 2, number)}
     snapshot = started_again(running(**over), number)
@@ -139,11 +135,7 @@ FINISHED = ["job-shard-0-a1", "job-shard-1-a1", "job-worker-0-r1"]
 
 @pytest.mark.parametrize(
     ("policy", "gone"),
-    [
-        ("Running", ["job-worker-1-r1", "job-worker-2-r1"]),
-        ("All", [*FINISHED, "job-worker-1-r1", "job-worker-2-r1"]),
-        ("None", []),
-    ],
+    [("Running", ["job-worker-1-r1", "job-worker-2-r1"]), ("All", [*FINISHED, "job-worker-1-r1", "job-worker-2-r1"]), ("None", [])],
 )
 def test_what_is_deleted_at_the_end(policy: str, gone: list[str]) -> None:
     shards = {key: OVER[key] for key in ("shard_0", "shard_1", "worker_0")}
@@ -201,25 +193,21 @@ def test_a_worker_that_ended_with_0_and_did_not_leave_is_a_counted_failure() -> 
     assert "os._exit" in said(plan(limited, NOW + 60).status)["Failed"].message
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"progress_at": NOW + 1},
-        {"progress_at": None},
-        {"written_at": None},
-        {"state": "restoring"},
-        {"attempt": 2},
-        {"run": "run-2"},
-        {"member": {"state": "left"}},
-        {"member": {"here": True}},
-        {"member": {"here": None}},
-        {"member": {"start": 2}},
-        {"member": {"rank": 7}},
-        {"checkpoint": {"final": True}},
-        {"workers": None},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changed", [
+    {"progress_at": NOW + 1},
+    {"progress_at": None},
+    {"written_at": None},
+    {"state": "restoring"},
+    {"attempt": 2},
+    {"run": "run-2"},
+    {"member": {"state": "left"}},
+    {"member": {"here": True}},
+    {"member": {"here": None}},
+    {"member": {"start": 2}},
+    {"member": {"rank": 7}},
+    {"checkpoint": {"final": True}},
+    {"workers": None},
+], ids=str)  # fmt: skip
 def test_a_worker_that_ended_with_0_is_through_while_nothing_speaks_against_it(changed: dict[str, Any]) -> None:
     """It was asked too early, or of another process, or the job is over."""
     snapshot = exited()

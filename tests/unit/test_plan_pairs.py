@@ -98,8 +98,7 @@ def test_a_machine_that_dies_costs_one_restart_each() -> None:
 
 def test_a_shard_that_takes_its_last_checkpoint_is_waited_for_by_both() -> None:
     drained = running(
-        shard_1=on("shard", 1, deleting=NOW + 40, **DRAINED),
-        worker_1=on("worker", 1, **ended(EXIT_RETRY), deleting=NOW, **DRAINED),
+        shard_1=on("shard", 1, deleting=NOW + 40, **DRAINED), worker_1=on("worker", 1, **ended(EXIT_RETRY), deleting=NOW, **DRAINED)
     )
     held = plan(drained, NOW)
     assert not names(held) and held.wake_at is not None and held.wake_at <= NOW + 40
@@ -188,10 +187,7 @@ def test_the_affinity_names_one_process_and_keeps_the_users_own() -> None:
     ("Colocated", ("ReadWriteOnce", "ReadWriteMany"), False), ("Colocated", None, False), (None, ("ReadWriteOnce",), False),
 ])  # fmt: skip
 def test_a_claim_for_one_node_is_refused_where_shards_are_on_several(placement: str, modes: tuple[str, ...] | None, refused: bool) -> None:
-    snapshot = job(
-        shards={"replicas": 2, **({"placement": placement} if placement else {})},
-        checkpoint=MY_CLAIM,
-    )
+    snapshot = job(shards={"replicas": 2, **({"placement": placement} if placement else {})}, checkpoint=MY_CLAIM)
     decided = plan(replace(snapshot, objects=replace(snapshot.objects, modes=modes)), NOW)
     assert (decided.status.phase == "Failed") == refused
     assert not refused or f"claim mine has the modes {', '.join(modes or ())}; name a claim" in said(decided.status)["Failed"].message

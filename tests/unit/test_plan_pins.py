@@ -104,8 +104,7 @@ def test_what_the_api_server_says_of_the_secret_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "auto", "pinned"),
-    [("auto", "auto", "auto"), ("auto", "none", "none"), ("tls", "none", "tls"), ("none", "auto", "none")],
+    ("word", "auto", "pinned"), [("auto", "auto", "auto"), ("auto", "none", "none"), ("tls", "none", "tls"), ("none", "auto", "none")]
 )
 def test_a_run_keeps_the_encryption_that_it_began_with(word: str, auto: str, pinned: str) -> None:
     new = replace(job(runtime_image=NEW, training={"mode": "sync", "encryption": word}), auto_encryption=auto)

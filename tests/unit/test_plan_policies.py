@@ -252,11 +252,7 @@ def test_a_grant_of_another_process_is_worth_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "objects",
-    [
-        Objects(strangers=("ConfigMap/job-config",)),
-        Objects(service=True, claim=Claim("job-checkpoints", ours=False, bound=True)),
-    ],
+    "objects", [Objects(strangers=("ConfigMap/job-config",)), Objects(service=True, claim=Claim("job-checkpoints", ours=False, bound=True))]
 )
 def test_strangers_under_our_names_stop_all_creates(objects: Objects) -> None:
     decided = plan(job(objects=objects), NOW)

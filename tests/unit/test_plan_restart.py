@@ -76,21 +76,13 @@ def test_what_counts(role: str, seen: dict[str, Any], cause: str, counts: bool) 
 
 ALIVE: list[tuple[str, dict[str, Any], str, str]] = [
     ("pull", {"waiting_reason": "ErrImagePull", "waiting_message": "rpc error: not found"}, "ImagePullBackOff", "not found"),
-    (
-        "config",
-        {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "x" not found'},
-        "CreateContainerConfigError",
-        "secret",
-    ),
-    (
-        "room",
-        {"scheduled": None, "unschedulable": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."},
-        "Unschedulable",
-        "nvidia.com/gpu",
-    ),
+    ("config", {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "x" not found'}, "CreateContainerConfigError",
+        "secret"),
+    ("room", {"scheduled": None, "unschedulable": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}, "Unschedulable",
+        "nvidia.com/gpu"),
     ("slow", {"scheduled": NOW - 60, "events": ("FailedMount: no such volume",)}, "FailedMount", "no such volume"),
     ("slow, plain words", {"scheduled": NOW - 60, "events": ("something odd",)}, "SlowStart", "something odd"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("seen", "reason", "words"), [row[1:] for row in ALIVE], ids=[row[0] for row in ALIVE])

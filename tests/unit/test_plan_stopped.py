@@ -238,34 +238,24 @@ def ready(status: JobStatus) -> tuple[str, str]:
     return found.reason, found.message
 
 
-@pytest.mark.parametrize(
-    ("source", "checkpoint", "reason", "words"),
-    [
-        (None, {}, "WaitingForJob", "job first is not there; this job begins when it is and has a checkpoint"),
-        (ResumeSource("", False, THERE), {}, "WaitingForJob", "job first has no checkpoint yet; this job begins when it has one"),
-        (ResumeSource("run-1", False, THERE), {}, "WaitingForJob", "job first has no checkpoint yet"),
-        (ResumeSource("run-1", True, None), {}, "CheckpointElsewhere", "job first keeps no checkpoints (spec.checkpoint.disabled)"),
-        (
-            FOUND,
-            {"volume": None},
-            "CheckpointElsewhere",
-            "job first keeps its checkpoints on claim first-checkpoints, this job on claim job-checkpoints; "
-            "make this job anew with volume: {persistentVolumeClaim: {claimName: first-checkpoints}}",
-        ),
-        (
-            ResumeSource("", False, {"persistentVolumeClaim": {"claimName": "other"}}),
-            {},
-            "CheckpointElsewhere",
-            "on claim other, this job on claim first-checkpoints",
-        ),
-        (
-            ResumeSource("run-1", True, {"nfs": {"server": "a", "path": "/b"}}),
-            {"volume": {"nfs": {"server": "a", "path": "/c"}}},
-            "CheckpointElsewhere",
-            "on a volume of kind nfs, this job on a volume of kind nfs; make this job anew with volume: {nfs: as there}",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("source", "checkpoint", "reason", "words"), [
+    (None, {}, "WaitingForJob", "job first is not there; this job begins when it is and has a checkpoint"),
+    (ResumeSource("", False, THERE), {}, "WaitingForJob", "job first has no checkpoint yet; this job begins when it has one"),
+    (ResumeSource("run-1", False, THERE), {}, "WaitingForJob", "job first has no checkpoint yet"),
+    (ResumeSource("run-1", True, None), {}, "CheckpointElsewhere", "job first keeps no checkpoints (spec.checkpoint.disabled)"),
+    (
+        FOUND,
+        {"volume": None},
+        "CheckpointElsewhere",
+        "job first keeps its checkpoints on claim first-checkpoints, this job on claim job-checkpoints; "
+        "make this job anew with volume: {persistentVolumeClaim: {claimName: first-checkpoints}}",
+    ),
+    (ResumeSource("", False, {"persistentVolumeClaim": {"claimName": "other"}}), {}, "CheckpointElsewhere",
+        "on claim other, this job on claim first-checkpoints"),
+    (ResumeSource("run-1", True, {"nfs": {"server": "a", "path": "/b"}}), {"volume": {"nfs": {"server": "a", "path": "/c"}}},
+        "CheckpointElsewhere",
+        "on a volume of kind nfs, this job on a volume of kind nfs; make this job anew with volume: {nfs: as there}"),
+])  # fmt: skip
 def test_what_is_in_the_way_is_named_and_waited_for(
     source: ResumeSource | None, checkpoint: dict[str, Any], reason: str, words: str
 ) -> None:

@@ -48,27 +48,21 @@ def test_public_docstrings_are_read_as_paragraphs(source: str, found: list[str])
     assert docstrings(source) == found
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ('raise ValueError(f"size is {n}, must be {a} or more")', ["size is X, must be X or more"]),
-        ('raise ValueError("size is wrong " f"by {n} bytes in all")', ["size is wrong by X bytes in all"]),
-        ('log.warning("worker %d waits %.1f s for it", 1, 2.0)', ["worker X waits X s for it"]),
-        ('said = "{name} has more than {0} of them".format(3, name=2)', ["X has more than X of them"]),
-        ('f(help="Name of a job, or of a run.")', ["Name of a job, or of a run."]),
-        (
-            "x = f\"{g('the inner words are read too')} and the outer ones too\"",
-            ["X and the outer ones too", "the inner words are read too"],
-        ),
-        ('a = "three words only"', []),
-        ('f(cel="size of self is at most three")', []),
-        ('a = "self.size() > 0 && self.size() < 3"', []),
-        ('a = "<p class=one>a page of some words</p>"', []),
-        ('a = r"(?:one|two) of three \\w+ and four"', []),
-        ('def f():\n    "The docstring has four words."', []),
-        ('raise E("a: the key is kept in one line")', ["a: the key is kept in one line"]),
-    ],
-)
+@pytest.mark.parametrize(("source", "found"), [
+    ('raise ValueError(f"size is {n}, must be {a} or more")', ["size is X, must be X or more"]),
+    ('raise ValueError("size is wrong " f"by {n} bytes in all")', ["size is wrong by X bytes in all"]),
+    ('log.warning("worker %d waits %.1f s for it", 1, 2.0)', ["worker X waits X s for it"]),
+    ('said = "{name} has more than {0} of them".format(3, name=2)', ["X has more than X of them"]),
+    ('f(help="Name of a job, or of a run.")', ["Name of a job, or of a run."]),
+    ("x = f\"{g('the inner words are read too')} and the outer ones too\"", ["X and the outer ones too", "the inner words are read too"]),
+    ('a = "three words only"', []),
+    ('f(cel="size of self is at most three")', []),
+    ('a = "self.size() > 0 && self.size() < 3"', []),
+    ('a = "<p class=one>a page of some words</p>"', []),
+    ('a = r"(?:one|two) of three \\w+ and four"', []),
+    ('def f():\n    "The docstring has four words."', []),
+    ('raise E("a: the key is kept in one line")', ["a: the key is kept in one line"]),
+])  # fmt: skip
 def test_strings_that_read_as_sentences_are_messages(source: str, found: list[str]) -> None:
     assert messages(source) == found
 

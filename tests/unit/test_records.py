@@ -191,8 +191,7 @@ def test_a_record_of_other_bytes_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"begin": 7}, {"begin": -1}, {"begin": 1 << 40}, {"size": 3}, {"size": 1 << 40}, {"crc": 1}, {"data": b"zz"}],
+    "change", [{"begin": 7}, {"begin": -1}, {"begin": 1 << 40}, {"size": 3}, {"size": 1 << 40}, {"crc": 1}, {"data": b"zz"}]
 )
 def test_a_delta_of_another_record_is_refused(change: dict[str, object]) -> None:
     here, there = RecordsOnStream(), RecordsOnStream()

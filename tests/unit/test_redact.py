@@ -1,19 +1,35 @@
-"""What a process says of its end is cut, and loses what looks like a credential, before it reaches a status."""
+"""What a process says of its end is cut, and loses what looks like a credential, before it reaches a status.
+
+- What is shown of an error: the script's lines and torch's, and psjob's only if the error is psjob's own.
+- Whose code it is: the script's, or a package's, wherever pip, the system or PYTHONPATH has put that.
+- How a process leaves with a sentence.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import site
 import string
+import sys
+import sysconfig
 import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from re._parser import SubPattern
 from re._parser import parse as parse_pattern
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from psjob import contract
+from psjob.process import errors
+from psjob.process.errors import Refused, leave_message
 from psjob_operator.cluster.cache import JobStore
 from psjob_operator.cluster.pods import parse_pod
 from psjob_operator.cluster.redact import _BY_FORM, _BY_NAME, CHARACTERS, LINES, READ, REMOVED, encoded_forms, last_log_words, scrub, tail
@@ -62,54 +78,14 @@ SECRETS = {
     f"xoxb-1-{MADE}": MADE,
     f"AIza{MADE}": MADE,
     f"sk-ant-api03-{MADE}": MADE,
-    **{
-        f"say {begin}{secret} now": secret
-        for begin, secret in (
-            ("ASIA", "IOSFODNN7EXAMPLE"),
-            ("ABIA", "IOSFODNN7EXAMPLE"),
-            ("ghs_", MADE),
-            ("ghu_", MADE),
-            ("gho_", MADE),
-            ("ghr_", MADE),
-            ("glpat-", MADE),
-            ("glrt-", MADE),
-            ("gldt-", MADE),
-            ("glptt-", MADE),
-            ("glsoat-", MADE),
-            ("npm_", MADE),
-            ("pypi-AgEI", MADE),
-            ("xoxp-1-", MADE),
-            ("xapp-1-", MADE),
-            ("sk-proj-", MADE),
-            ("sk-svcacct-", MADE),
-            ("sk-admin-", MADE),
-            ("sk-or-v1-", HEX * 2),
-            ("api_org_", MADE),
-            ("nvapi-", MADE),
-            ("r8_", MADE),
-            ("gsk_", MADE),
-            ("xai-", MADE),
-            ("pplx-", MADE),
-            ("dapi", HEX[:32]),
-            ("dckr_pat_", MADE),
-            ("glsa_", MADE),
-            ("GOCSPX-", MADE),
-            ("SG.", f"{MADE}.{MADE}"),
-            ("shpat_", HEX),
-            ("lin_api_", MADE),
-            ("PMAK-", f"{HEX}-{HEX}"),
-            ("tskey-auth-", MADE),
-            ("AGE-SECRET-KEY-1", "QZ2" * 20),
-            ("ya29.", MADE),
-            ("hvs.", MADE),
-            ("sk_live_", MADE),
-            ("dop_v1_", HEX),
-            ("hf_", MADE),
-            ("sbp_", HEX),
-            ("figd_", MADE),
-            ("NRAK-", "AB1" * 9),
-        )
-    },
+    **{f"say {begin}{secret} now": secret for begin, secret in (
+        ("ASIA", "IOSFODNN7EXAMPLE"), ("ABIA", "IOSFODNN7EXAMPLE"), ("ghs_", MADE), ("ghu_", MADE), ("gho_", MADE),
+        ("ghr_", MADE), ("glpat-", MADE), ("glrt-", MADE), ("gldt-", MADE), ("glptt-", MADE), ("glsoat-", MADE), ("npm_", MADE),
+        ("pypi-AgEI", MADE), ("xoxp-1-", MADE), ("xapp-1-", MADE), ("sk-proj-", MADE), ("sk-svcacct-", MADE), ("sk-admin-", MADE),
+        ("sk-or-v1-", HEX * 2), ("api_org_", MADE), ("nvapi-", MADE), ("r8_", MADE), ("gsk_", MADE), ("xai-", MADE), ("pplx-", MADE),
+        ("dapi", HEX[:32]), ("dckr_pat_", MADE), ("glsa_", MADE), ("GOCSPX-", MADE), ("SG.", f"{MADE}.{MADE}"), ("shpat_", HEX),
+        ("lin_api_", MADE), ("PMAK-", f"{HEX}-{HEX}"), ("tskey-auth-", MADE), ("AGE-SECRET-KEY-1", "QZ2" * 20), ("ya29.", MADE),
+        ("hvs.", MADE), ("sk_live_", MADE), ("dop_v1_", HEX), ("hf_", MADE), ("sbp_", HEX), ("figd_", MADE), ("NRAK-", "AB1" * 9))},
     "DB_PASS=hunter2": "hunter2",
     "dbPass: hunter2": "hunter2",
     "MYSQL_PWD=hunter2": "hunter2",
@@ -162,7 +138,7 @@ SECRETS = {
     f"shards {DIGITS}": DIGITS,
     f"questions {DIGITS}": DIGITS,
     f'"workers.inner": "{DIGITS}{DIGITS}"': DIGITS,
-}
+}  # fmt: skip
 PLAIN = (
     "ValueError: shapes differ: (3, 4) and (4, 3)",
     "KeyError: 'token'",
@@ -309,3 +285,121 @@ def test_without_tails_the_runtimes_exit_codes_mean_what_they_did() -> None:
     found = parse_pod(raw, store.tails)
     assert found is not None and found.process.exit is not None and of_the_runtime(found.process.exit)
     assert (outcome_of(found.process).kind, outcome_of(found.process).cause, outcome_of(found.process).message) == ("fatal", "Refused", "")
+
+
+SCRIPT, LOADER = "/home/me/train.py", "/venv/torch/utils/data/dataloader.py"
+API, INNER = f"{errors.HERE}api/data.py", f"{errors.HERE}worker/connection.py"
+
+
+def chain(*files: str, last: str) -> Callable[[], Any]:
+    """Calls a function of each file in turn; that of the last one runs `last`."""
+    call: Any = None
+    for number, file in reversed(list(enumerate(files))):
+        body = last if call is None else "return then()"
+        names: dict[str, Any] = {"then": call, "Refused": Refused}
+        exec(compile(f"def at_{number}():\n {body}", file, "exec"), names)  # noqa: S102
+        call = names[f"at_{number}"]
+    return call  # type: ignore[no-any-return]
+
+
+def files_of(error: BaseException) -> list[str]:
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)][1:]
+
+
+@pytest.mark.parametrize(
+    ("files", "last", "left"),
+    [
+        ([SCRIPT, API, LOADER, INNER, SCRIPT], "{}['no']", [SCRIPT, LOADER, SCRIPT]),
+        ([SCRIPT, API, LOADER], "raise RuntimeError('of one size')", [SCRIPT, LOADER]),
+        ([SCRIPT, API], "raise ValueError('takes a word')", [SCRIPT]),
+        ([SCRIPT, INNER, API], "raise Refused('no')", [SCRIPT]),
+        ([SCRIPT, API], "1 / 0", [SCRIPT, API]),
+        ([SCRIPT, API, INNER], "raise ValueError('not in shape')", [SCRIPT, API, INNER]),
+        ([SCRIPT, API], "raise AssertionError", [SCRIPT, API]),
+        ([SCRIPT, API, SCRIPT, API], "1 / 0", [SCRIPT, SCRIPT, API]),
+    ],
+)
+def test_lines_that_are_shown(files: list[str], last: str, left: list[str]) -> None:
+    with pytest.raises(Exception) as caught:
+        chain(*files, last=last)()
+    errors.shorten(caught.value)
+    assert files_of(caught.value) == left
+
+
+def test_errors_that_led_to_it_are_shown_so_too() -> None:
+    with pytest.raises(KeyError) as caught:
+        try:
+            chain(SCRIPT, API, last="raise ValueError('takes a word')")()
+        except ValueError:
+            chain(SCRIPT, API, SCRIPT, last="{}['no']")()
+    errors.shorten(caught.value)
+    assert caught.value.__context__ is not None and files_of(caught.value.__context__) == [SCRIPT]
+    assert files_of(caught.value) == [SCRIPT, SCRIPT]
+
+
+def test_the_text_of_a_loader_process_is_shown_so_too() -> None:
+    text = (
+        "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        f'  File "{LOADER}", line 1, in fetch\n    data = self.dataset[3]\n           ^^^^^^^^^\n'
+        f'  File "{API}", line 2, in __getitem__\n    return self.theirs[3]\n           ^^^^^^^^^\n'
+        f'  File "{SCRIPT}", line 3, in __getitem__\n    return {{}}["no"]\nKeyError: no'
+    )
+    error = RuntimeError(text)
+    errors.shorten(error)
+    assert errors.HERE not in str(error)
+    assert str(error).endswith(f'File "{SCRIPT}", line 3, in __getitem__\n    return {{}}["no"]\nKeyError: no')
+    assert "dataset[3]" in str(error) and "theirs" not in str(error)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a script that has begun there."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(folder / "train.py")))
+    return folder
+
+
+def places(torch: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Those found where torch lies in this folder."""
+    spec = SimpleNamespace(origin=str(torch / "torch" / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    return errors.package_folders.__wrapped__()
+
+
+def test_all_places_of_packages(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = places(tmp_path / "third-party", monkeypatch)
+    for place in (sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), tmp_path / "third-party"):
+        assert f"{place}/" in found
+    assert not str(script / "train.py").startswith(found)
+
+
+def test_a_folder_of_pythonpath_that_pip_has_filled(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path / "packages", tmp_path / "own", script):
+        (folder / "tqdm-4.0.dist-info").mkdir(parents=True)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    (tmp_path / "own" / "tqdm-4.0.dist-info").rmdir()
+    found = places(tmp_path / "third-party", monkeypatch)
+    assert f"{tmp_path}/packages/" in found and f"{tmp_path}/own/" not in found and f"{script}/" not in found
+
+
+def test_torch_in_the_folder_of_the_script(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = places(script, monkeypatch)
+    assert str(script / "torch" / "utils" / "data.py").startswith(found)
+    assert not str(script / "train.py").startswith(found)
+
+
+def test_torch_in_a_folder_above_the_script(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = places(tmp_path, monkeypatch)
+    assert not str(script / "train.py").startswith(found)
+
+
+def test_a_shorter_message_replaces_a_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "end"
+    monkeypatch.setenv(contract.ENV_TERMINATION_LOG, str(path))
+    for body in ({"problem": "x" * 500}, {"problem": "y"}):
+        leave_message(body)
+        assert json.loads(path.read_text()) == body
+    assert path.stat().st_size == len(json.dumps(body))

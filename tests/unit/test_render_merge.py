@@ -30,63 +30,31 @@ LOST = [
 ANYWAY = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
 NEVER = {"topologyKey": "kubernetes.io/hostname", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
 CASES: dict[str, tuple[str, list[Any], list[Any], list[Any]]] = {
-    "another protocol is another port": (
-        "spec.containers[].ports",
-        DATA,
-        [{"name": "gossip", "containerPort": 7070, "protocol": "UDP"}],
-        [*DATA, {"name": "gossip", "containerPort": 7070, "protocol": "UDP"}],
-    ),
-    "no protocol is TCP": (
-        "spec.containers[].ports",
-        DATA[:1],
-        [{"containerPort": 7070, "protocol": "TCP", "hostPort": 9}],
-        [{"name": "data", "containerPort": 7070, "protocol": "TCP", "hostPort": 9}],
-    ),
-    "a sidecar's ports too": (
-        "spec.initContainers[].ports",
-        [{"containerPort": 53}],
-        [{"containerPort": 53, "protocol": "UDP"}],
-        [{"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}],
-    ),
+    "another protocol is another port": ("spec.containers[].ports", DATA, [{"name": "gossip", "containerPort": 7070, "protocol": "UDP"}],
+        [*DATA, {"name": "gossip", "containerPort": 7070, "protocol": "UDP"}]),
+    "no protocol is TCP": ("spec.containers[].ports", DATA[:1], [{"containerPort": 7070, "protocol": "TCP", "hostPort": 9}],
+        [{"name": "data", "containerPort": 7070, "protocol": "TCP", "hostPort": 9}]),
+    "a sidecar's ports too": ("spec.initContainers[].ports", [{"containerPort": 53}], [{"containerPort": 53, "protocol": "UDP"}],
+        [{"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}]),
     "a constraint that holds stays beside one that prefers": ("spec.topologySpreadConstraints", [ANYWAY], [NEVER], [ANYWAY, NEVER]),
     "the same constraint is changed": ("spec.topologySpreadConstraints", [ANYWAY], [ANYWAY | {"maxSkew": 3}], [ANYWAY | {"maxSkew": 3}]),
     "two constraints of a template that differ": ("spec.topologySpreadConstraints", [], [ANYWAY, NEVER], [ANYWAY, NEVER]),
-    "two variables of one name both stay": (
-        "spec.containers[].env",
-        [{"name": "A", "value": "0"}],
-        [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}],
-        [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}],
-    ),
+    "two variables of one name both stay": ("spec.containers[].env", [{"name": "A", "value": "0"}],
+        [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}], [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]),
     "a list without keys is replaced": ("spec.containers[].envFrom", [{"prefix": "A"}], [{"prefix": "B"}], [{"prefix": "B"}]),
     "names that something else calls its own": ("spec.volumes[].projected.sources", [{"name": "a"}], [{"name": "b"}], [{"name": "b"}]),
     "finalizers are a set": ("metadata.finalizers", ["a/b"], ["c/d", "a/b"], ["a/b", "c/d"]),
-    "a toleration of the template takes ours' place": (
-        "spec.tolerations",
-        LOST,
-        [LOST[0] | {"tolerationSeconds": 300}],
-        [LOST[1], LOST[0] | {"tolerationSeconds": 300}],
-    ),
-    "one of all effects too": (
-        "spec.tolerations",
-        LOST,
-        [{"key": LOST[1]["key"], "operator": "Exists"}],
-        [LOST[0], {"key": LOST[1]["key"], "operator": "Exists"}],
-    ),
+    "a toleration of the template takes ours' place": ("spec.tolerations", LOST, [LOST[0] | {"tolerationSeconds": 300}],
+        [LOST[1], LOST[0] | {"tolerationSeconds": 300}]),
+    "one of all effects too": ("spec.tolerations", LOST, [{"key": LOST[1]["key"], "operator": "Exists"}],
+        [LOST[0], {"key": LOST[1]["key"], "operator": "Exists"}]),
     "one of all taints stands beside ours": ("spec.tolerations", LOST, [{"operator": "Exists"}], [*LOST, {"operator": "Exists"}]),
-    "one of another value": (
-        "spec.tolerations",
-        LOST[:1],
-        [{"key": LOST[0]["key"], "value": "x"}],
-        [LOST[0], {"key": LOST[0]["key"], "value": "x"}],
-    ),
-    "affinity is added": (
-        "spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution",
-        [{"topologyKey": "a"}],
-        [{"topologyKey": "a"}, {"topologyKey": "b"}],
-        [{"topologyKey": "a"}, {"topologyKey": "b"}],
-    ),
+    "one of another value": ("spec.tolerations", LOST[:1], [{"key": LOST[0]["key"], "value": "x"}],
+        [LOST[0], {"key": LOST[0]["key"], "value": "x"}]),
+    "affinity is added": ("spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution", [{"topologyKey": "a"}],
+        [{"topologyKey": "a"}, {"topologyKey": "b"}], [{"topologyKey": "a"}, {"topologyKey": "b"}]),
     "what has no keys is left to the API server": ("spec.volumes", [{"name": "a"}], [{"nome": "a"}, 3], [{"name": "a"}, {"nome": "a"}, 3]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -242,10 +210,7 @@ def test_the_claim_outlives_the_job_unless_told() -> None:
         ({"storageClassName": ""}, {"storageClassName": ""}),
         ({"accessModes": ["ReadWriteMany"]}, {"accessModes": ["ReadWriteMany"]}),
         ({"resources": {"requests": {"storage": "5Gi"}}}, {"resources": {"requests": {"storage": "5Gi"}}}),
-        (
-            {"resources": {"limits": {"storage": "50Gi"}}},
-            {"resources": {"limits": {"storage": "50Gi"}, "requests": {"storage": "10Gi"}}},
-        ),
+        ({"resources": {"limits": {"storage": "50Gi"}}}, {"resources": {"limits": {"storage": "50Gi"}, "requests": {"storage": "10Gi"}}}),
         ({"selector": {"matchLabels": {"a": "b"}}, "volumeName": "v"}, {"selector": {"matchLabels": {"a": "b"}}, "volumeName": "v"}),
     ],
 )

@@ -107,22 +107,13 @@ RUN = {"workers": WORKERS, "shards": SHARDS, "questions": QUESTIONS}
 IMAGE = "registry/psjob-runtime:1"
 ROLES: tuple[tuple[Role, int, int], ...] = (("shard", 0, 4), ("shard", 1, 12), ("worker", 3, 7))
 TEMPLATE = {
-    "spec": {
-        "initContainers": [{"name": "fetch", "image": "x"}],
-        "containers": [
-            {"name": "logs", "image": "y"},
-            {
-                "name": "worker",
-                "image": "me/digits:1",
-                "imagePullPolicy": "Always",
-                "command": ["uv", "run", "python", "train.py"],
-                "env": [{"name": "PATH", "value": "/venv/bin"}, {"name": "TOKEN", "value": "t"}],
-                "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 4, "memory": "8Gi"}, "requests": {"cpu": "500m"}},
-                "securityContext": {"runAsUser": 7, "capabilities": {"add": ["IPC_LOCK"]}},
-            },
-        ],
-    }
-}
+    "spec": {"initContainers": [{"name": "fetch", "image": "x"}],
+        "containers": [{"name": "logs", "image": "y"},
+        {"name": "worker", "image": "me/digits:1", "imagePullPolicy": "Always", "command": ["uv", "run", "python", "train.py"],
+        "env": [{"name": "PATH", "value": "/venv/bin"}, {"name": "TOKEN", "value": "t"}],
+        "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 4, "memory": "8Gi"}, "requests": {"cpu": "500m"}},
+        "securityContext": {"runAsUser": 7, "capabilities": {"add": ["IPC_LOCK"]}}}]},
+}  # fmt: skip
 
 
 def pod(role: Role, index: int, number: int, **spec: Any) -> dict[str, Any]:

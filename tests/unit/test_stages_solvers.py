@@ -351,69 +351,54 @@ def test_the_mixed_solver_shares_devices(profile: str, tmp_path: Path) -> None:
     assert "w0" in text and "pick: " in text
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ((), "no machine given: give one of --machine FILE, --preset NAME and --probe N"),
-        (FOUR, "no model given: give one of train.py, train.py:build and --profile FILE"),
-        (("train.py", "--profile", "p.json", *FOUR), "train.py and --profile given: give one of train.py"),
-        (("nowhere.py", *FOUR), "nowhere.py: there is no such file; give the path of a training script"),
-        (("train.py:", *FOUR), "train.py:: nothing is no name of a function; write train.py:build"),
-        (("--profile", "nowhere.json", *FOUR), "nowhere.json: cannot be read: No such file"),
-        (("--profile", "P", "--preset", "d2l"), "2 machines given (d2l-4-gpus-pcie, 8-v100-nvlink); stages are planned for one"),
-        (("--profile", "P", *FOUR, "--way", "gpipe"), "--way gpipe: no way to train stages; known are flush, pipedream, 2bw"),
-        (("--profile", "P", *FOUR, "--way", "2bw", "--microbatches", "4"), "--microbatches 4: only --way flush has a number of them"),
-        (("--profile", "P", *FOUR, "--microbatches", "0"), "--microbatches 0: must be 1..1024"),
-        (("--profile", "P", *FOUR, "--accumulate", "99999"), "--accumulate 99999: must be 1..10000"),
-        (("--profile", "P", *FOUR, "--solver", "ilp"), "--solver ilp: no solver; known are pipedream, mixed"),
-        (("--profile", "P", *FOUR, "--memory", "much"), "--memory much: must be a size such as 16GiB"),
-        (
-            ("--profile", "P", *FOUR, "--memory", "1MB"),
-            "--memory 1.00 MB: no plan fits on 4 devices, and about 30.7 MB a device would do; give more memory, more devices",
-        ),
-        (("--profile", "P", *FOUR, "--replicas", "2"), "--replicas 2: goes with --cuts"),
-        (("--profile", "P", *FOUR, "--cuts", "layer.4"), "--cuts layer.4: no module of the profile; did you mean layers.4?"),
-        (("--profile", "P", *FOUR, "--cuts", "layers.0"), "--cuts layers.0: is the first module, where the first stage begins anyway"),
-        (("--profile", "P", *FOUR, "--cuts", "layers.5,layers.2"), "--cuts layers.2: comes before layers.5; name modules in the order"),
-        (("--profile", "P", *FOUR, "--cuts", "layers.5", "--replicas", "1"), "--replicas 1: 1 numbers for 2 stages"),
-        (("--profile", "P", *FOUR, "--cuts", "layers.5", "--replicas", "0,1"), "--replicas 0,1: each must be at least 1"),
-        (("--profile", "P", *FOUR, "--cuts", "layers.5", "--replicas", "4,1"), "--replicas 4,1: 5 devices in all, the machine has 4"),
-        (("--profile", "P", *FOUR, "--cuts", "layers.5", "--replicas", "a"), "--replicas a: must be numbers such as 2,1,1"),
-        (("--profile", "P", *FOUR, "--way", "2bw", "--accumulate", "1", "--cuts", "layers.5"), "--accumulate 1: 2bw needs at least one"),
-        (
-            ("--profile", "P", "--preset", "ethernet-10", "--workers", "64"),
-            "64-hosts-ethernet-10: 64 devices, stages are planned for at most 32",
-        ),
-        (("--profile", "P", *FOUR, "--meta"), "--meta: goes with a script"),
-        (("cli.py", *FOUR, "--deadline", "0"), "--deadline 0: must be more than 0"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    ((), "no machine given: give one of --machine FILE, --preset NAME and --probe N"),
+    (FOUR, "no model given: give one of train.py, train.py:build and --profile FILE"),
+    (("train.py", "--profile", "p.json", *FOUR), "train.py and --profile given: give one of train.py"),
+    (("nowhere.py", *FOUR), "nowhere.py: there is no such file; give the path of a training script"),
+    (("train.py:", *FOUR), "train.py:: nothing is no name of a function; write train.py:build"),
+    (("--profile", "nowhere.json", *FOUR), "nowhere.json: cannot be read: No such file"),
+    (("--profile", "P", "--preset", "d2l"), "2 machines given (d2l-4-gpus-pcie, 8-v100-nvlink); stages are planned for one"),
+    (("--profile", "P", *FOUR, "--way", "gpipe"), "--way gpipe: no way to train stages; known are flush, pipedream, 2bw"),
+    (("--profile", "P", *FOUR, "--way", "2bw", "--microbatches", "4"), "--microbatches 4: only --way flush has a number of them"),
+    (("--profile", "P", *FOUR, "--microbatches", "0"), "--microbatches 0: must be 1..1024"),
+    (("--profile", "P", *FOUR, "--accumulate", "99999"), "--accumulate 99999: must be 1..10000"),
+    (("--profile", "P", *FOUR, "--solver", "ilp"), "--solver ilp: no solver; known are pipedream, mixed"),
+    (("--profile", "P", *FOUR, "--memory", "much"), "--memory much: must be a size such as 16GiB"),
+    (("--profile", "P", *FOUR, "--memory", "1MB"),
+        "--memory 1.00 MB: no plan fits on 4 devices, and about 30.7 MB a device would do; give more memory, more devices"),
+    (("--profile", "P", *FOUR, "--replicas", "2"), "--replicas 2: goes with --cuts"),
+    (("--profile", "P", *FOUR, "--cuts", "layer.4"), "--cuts layer.4: no module of the profile; did you mean layers.4?"),
+    (("--profile", "P", *FOUR, "--cuts", "layers.0"), "--cuts layers.0: is the first module, where the first stage begins anyway"),
+    (("--profile", "P", *FOUR, "--cuts", "layers.5,layers.2"), "--cuts layers.2: comes before layers.5; name modules in the order"),
+    (("--profile", "P", *FOUR, "--cuts", "layers.5", "--replicas", "1"), "--replicas 1: 1 numbers for 2 stages"),
+    (("--profile", "P", *FOUR, "--cuts", "layers.5", "--replicas", "0,1"), "--replicas 0,1: each must be at least 1"),
+    (("--profile", "P", *FOUR, "--cuts", "layers.5", "--replicas", "4,1"), "--replicas 4,1: 5 devices in all, the machine has 4"),
+    (("--profile", "P", *FOUR, "--cuts", "layers.5", "--replicas", "a"), "--replicas a: must be numbers such as 2,1,1"),
+    (("--profile", "P", *FOUR, "--way", "2bw", "--accumulate", "1", "--cuts", "layers.5"), "--accumulate 1: 2bw needs at least one"),
+    (("--profile", "P", "--preset", "ethernet-10", "--workers", "64"),
+        "64-hosts-ethernet-10: 64 devices, stages are planned for at most 32"),
+    (("--profile", "P", *FOUR, "--meta"), "--meta: goes with a script"),
+    (("cli.py", *FOUR, "--deadline", "0"), "--deadline 0: must be more than 0"),
+])  # fmt: skip
 def test_what_cannot_be_planned_is_refused_in_a_sentence(profile: str, words: tuple[str, ...], line: str) -> None:
     assert refused(*(profile if word == "P" else word for word in words))[0].startswith(line)
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({"format": 2}, "format: Unsupported value: 2: this psjob reads format 1; profile again"),
-        ({"nodes": []}, 'nodes: Invalid value: "array": list should have at least 1 item'),
-        ({"color": 1}, "color: unknown field; see docs/stages.md"),
-        ({"nodes": [{"name": "a", "forward": 1.0}]}, "nodes[0].backward: Required value"),
-        ({"nodes": [{"name": "a", "forward": -1.0, "backward": 0.0}]}, "nodes[0].forward: Invalid value: -1.0: input should be greater"),
-        ({"nodes": [{"name": "a", "forward": float("nan"), "backward": 0.0}]}, "nodes[0].forward: Invalid value: NaN"),
-        (
-            {"nodes": [{"name": "a", "forward": "1", "backward": 0.0}]},
-            'nodes[0].forward: Invalid value: "1": input should be a valid number',
-        ),
-        ({"nodes": [{"name": "a", "forward": 0.0, "backward": 0.0}]}, "nodes: no module takes any time"),
-        ({"nodes": [{"name": "a", "forward": 1.0, "backward": 1.0}] * 2}, 'nodes[1].name: Invalid value: "a": is the name of nodes[0] too'),
-        (
-            {"nodes": [{"name": "a", "forward": 1.0, "backward": 1.0, "outputs": [{"bytes": 1, "to": [0]}]}]},
-            "nodes[0].outputs[0].to: Invalid value: 0: the last module has no later one",
-        ),
-        ({"tied": [{"bytes": 1, "nodes": [0, 9]}]}, "tied[0].nodes: Invalid value: 9: must be 0..0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "line"), [
+    ({"format": 2}, "format: Unsupported value: 2: this psjob reads format 1; profile again"),
+    ({"nodes": []}, 'nodes: Invalid value: "array": list should have at least 1 item'),
+    ({"color": 1}, "color: unknown field; see docs/stages.md"),
+    ({"nodes": [{"name": "a", "forward": 1.0}]}, "nodes[0].backward: Required value"),
+    ({"nodes": [{"name": "a", "forward": -1.0, "backward": 0.0}]}, "nodes[0].forward: Invalid value: -1.0: input should be greater"),
+    ({"nodes": [{"name": "a", "forward": float("nan"), "backward": 0.0}]}, "nodes[0].forward: Invalid value: NaN"),
+    ({"nodes": [{"name": "a", "forward": "1", "backward": 0.0}]}, 'nodes[0].forward: Invalid value: "1": input should be a valid number'),
+    ({"nodes": [{"name": "a", "forward": 0.0, "backward": 0.0}]}, "nodes: no module takes any time"),
+    ({"nodes": [{"name": "a", "forward": 1.0, "backward": 1.0}] * 2}, 'nodes[1].name: Invalid value: "a": is the name of nodes[0] too'),
+    ({"nodes": [{"name": "a", "forward": 1.0, "backward": 1.0, "outputs": [{"bytes": 1, "to": [0]}]}]},
+        "nodes[0].outputs[0].to: Invalid value: 0: the last module has no later one"),
+    ({"tied": [{"bytes": 1, "nodes": [0, 9]}]}, "tied[0].nodes: Invalid value: 9: must be 0..0"),
+])  # fmt: skip
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, change: dict[str, Any], line: str) -> None:
     raw = {"format": 1, "nodes": [{"name": "a", "forward": 1.0, "backward": 1.0}]} | change
     found, problems = read_profile(raw)

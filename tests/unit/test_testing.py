@@ -1,17 +1,28 @@
 """What tests may cost, and which rotating tests a run takes (`hack.testing.budget`, `hack.testing.slices`).
 
 - Which test a runner takes next (`hack.testing.turns`).
+- Faults that are put into a copy of the sources: how they are drawn and named, and that the tests notice them.
+- Edits of programs by others: lines take the place of others, and are counted.
 """
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from hack.mutants.byhand import BY_HAND, ByHand
+from hack.mutants.faults import drawn, faults, lines
+from hack.mutants.idle import idle
+from hack.mutants.nearby import distances, module_of
+from hack.mutants.running import FIRST, portions
 from hack.testing import cost, slices
 from hack.testing.budget import Row, judged, lacking, read, slow
 from hack.testing.turns import Load, Test, Turns
+from tests.programs.edits import SEED, changed, edited, seeded
 
 ROW = Row(tests=10, seconds=10.0, cap=2.0)
 
@@ -26,31 +37,21 @@ def test_within_the_budget_there_is_nothing_to_say_but_the_figures() -> None:
     assert lines == ["tests/unit: 2 tests, 2.6 s of 10 tests, 10 s"]
 
 
-def test_more_tests_than_allowed_are_told() -> None:
-    assert breaches({f"tests/unit/test_a.py::test_{index}": 0.1 for index in range(11)}) == []
-    (sentence,) = breaches({f"tests/unit/test_a.py::test_{index}": 0.1 for index in range(12)})
-    assert sentence.startswith("tests/unit has 12 tests, 10 are allowed")
-
-
-def test_more_processor_time_than_allowed_is_told() -> None:
-    costs = {f"tests/unit/test_a.py::test_{index}": 1.4 for index in range(8)}
-    (sentence,) = breaches(costs)
-    assert sentence.startswith("the tests of tests/unit cost 11.2 s of processor time, 10.0 are allowed")
-
-
-def test_one_test_above_the_cap_is_named() -> None:
-    (sentence,) = breaches({"tests/unit/test_a.py::test_b": 2.3})
-    assert sentence == "tests/unit/test_a.py::test_b costs 2.3 s of processor time, the cap of tests/unit is 2 s a test"
+@pytest.mark.parametrize(("folder", "tests", "each", "sentence"), [
+    ("unit", 11, 0.1, ""),
+    ("unit", 12, 0.1, "tests/unit has 12 tests, 10 are allowed"),
+    ("unit", 8, 1.4, "the tests of tests/unit cost 11.2 s of processor time, 10.0 are allowed"),
+    ("unit", 1, 2.3, "tests/unit/test_a.py::test_0 costs 2.3 s of processor time, the cap of tests/unit is 2 s a test"),
+    ("new", 1, 0.1, "tests/new has no row in tests/budget.toml"),
+])  # fmt: skip
+def test_what_is_above_the_budget_is_told(folder: str, tests: int, each: float, sentence: str) -> None:
+    found = breaches({f"tests/{folder}/test_a.py::test_{index}": each for index in range(tests)})
+    assert len(found) == bool(sentence) and all(one.startswith(sentence) for one in found)
 
 
 def test_a_slower_processor_is_allowed_more_and_a_faster_one_no_less() -> None:
     assert slow([1.5, 2.5]) == 2.0 and slow([0.5, 0.7]) == 1.0 and slow([]) == 1.0
     assert 0.05 < cost.slowness() < 50
-
-
-def test_a_folder_without_a_row_is_told() -> None:
-    (sentence,) = breaches({"tests/new/test_a.py::test_b": 0.1})
-    assert sentence.startswith("tests/new has no row in tests/budget.toml")
 
 
 def test_a_whole_run_that_has_lost_tests_is_told() -> None:
@@ -238,3 +239,126 @@ def test_after_a_drop_nothing_is_handed_out() -> None:
 
 def test_all_of_no_tests() -> None:
     assert drained(Turns([], 2, ROOM), 2) == []
+
+
+ROOT = Path(__file__).parents[2]
+SOURCE = '''"""Text with 1 + 1."""
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    x = 1
+
+
+def due(self, now: float, more: int = 3) -> bool:
+    """Text."""
+    if not self.on and (now - self.since) >= 5:
+        raise ValueError(f"{now + 1}")
+    self.count += 1
+    self.tell("é", True)
+    self.log("no fault")
+    return self.ok
+'''
+
+
+def test_each_fault_changes_one_expression_or_statement() -> None:
+    made = [(fault.kind, *(text.strip() for text in lines(SOURCE.encode(), fault))) for fault in faults("a.py", SOURCE.encode())]
+    test = "if not self.on and (now - self.since) >= 5:"
+    head = "def due(self, now: float, more: int = 3) -> bool:"
+    assert made == [
+        ("constant", head, head.replace("3", "2")),
+        ("constant", head, head.replace("3", "4")),
+        ("not", test, test.replace("not ", "")),
+        ("and or", test, test.replace("and", "or")),
+        ("plus minus", test, test.replace("-", "+")),
+        ("comparison", test, test.replace(">=", "<")),
+        ("comparison", test, test.replace(">=", ">")),
+        ("constant", test, test.replace("5", "4")),
+        ("constant", test, test.replace("5", "6")),
+        ("statement", "self.count += 1", "pass"),
+        ("plus minus", "self.count += 1", "self.count -= 1"),
+        ("constant", "self.count += 1", "self.count += 0"),
+        ("constant", "self.count += 1", "self.count += 2"),
+        ("statement", 'self.tell("é", True)', "pass"),
+        ("constant", 'self.tell("é", True)', 'self.tell("é", False)'),
+        ("return", "return self.ok", "return None"),
+    ]
+
+
+def test_nearest_tests_are_collected_first() -> None:
+    names = [str(number) for number in range(3 * FIRST + 1)]
+    groups = portions(names)
+    assert [len(group) for group in groups] == [FIRST, 2 * FIRST, 1]
+    assert [name for group in groups for name in group] == names
+    assert portions([]) == []
+
+
+def test_a_draw_of_a_seed_stays_when_lines_come_above() -> None:
+    def named(source: str, seed: int) -> list[tuple[str, str]]:
+        return [lines(source.encode(), fault) for fault in drawn({"a.py": source.encode()}, seed, 5)]
+
+    assert named(SOURCE, 1) == named(SOURCE.replace("from typing", "\n\nfrom typing"), 1) != named(SOURCE, 2)
+
+
+def test_the_nearest_tests_come_first() -> None:
+    importers = {"psjob.a": ["psjob.b", "tests.unit.test_a"], "psjob.b": ["tests.unit.world"], "tests.unit.world": ["tests.unit.test_b"]}
+    found = distances(importers, "psjob.a")
+    assert found == {"psjob.a": 0, "psjob.b": 1, "tests.unit.test_a": 1, "tests.unit.world": 2, "tests.unit.test_b": 2}
+    assert module_of("runtime/src/psjob/modes/__init__.py") == "psjob.modes"
+
+
+@pytest.mark.parametrize("fault", BY_HAND, ids=lambda fault: fault.what)
+def test_a_fault_by_hand_fits_its_file_and_its_tests_are_there(fault: ByHand) -> None:
+    assert fault.applied(ROOT) != (ROOT / fault.path).read_bytes()
+    assert all((ROOT / test.partition("::")[0]).is_file() for test in fault.tests)
+
+
+def test_a_test_that_asserts_nothing_is_named() -> None:
+    helper = "def checked(x):\n    assert x\n"
+    tests = (
+        "def test_a():\n    checked(1)\n\ndef test_b():\n    print(1)\n\ndef test_c():\n    with pytest.raises(ValueError):\n        f()\n"
+    )
+    assert idle({"tests/unit/test_x.py": tests, "tests/helper.py": helper}) == ["tests/unit/test_x.py::test_b"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("words", [["--table"], ["--random", "300", "--seed", "2", "--ci"]], ids=["by hand", "drawn"])
+def test_every_fault_is_noticed(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "hack.mutants", *words], cwd=ROOT, capture_output=True, text=True, timeout=7100)
+    print(done.stdout[-20_000:])
+    assert done.returncode == 0, f"{done.stdout[-5000:]}\n{done.stderr[-2000:]}"
+
+
+PROGRAM = "import torch\nmodel = 1\noptimizer = 2\nfor batch in loader:\n    pass\n"
+
+
+def test_lines_take_the_place_of_others() -> None:
+    edits = [("optimizer = 2\n", "optimizer = 2\nimport psjob as ps\n"), ("in loader:", "in ps.shard(loader):")]
+    assert edited(PROGRAM, edits, "it") == PROGRAM.replace("2\n", "2\nimport psjob as ps\n").replace("loader", "ps.shard(loader)")
+
+
+@pytest.mark.parametrize("old", ["optimiser", "="])
+def test_a_line_that_is_not_there_once_is_named(old: str) -> None:
+    with pytest.raises(ValueError, match=rf"it has '{old}' [02] times and not once"):
+        edited(PROGRAM, [(old, "")], "it")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ("a\nb\nc\n", "a\nb\nc\n", 0),
+        ("a\nb\nc\n", "a\nx\nb\nc\n", 1),
+        ("a\nb\nc\n", "a\nB\nc\n", 1),
+        ("a\nb\nc\n", "a\nc\n", 1),
+        ("a\nb\nc\n", "a\nx\ny\nc\n", 2),
+        ("a\na\na\n", "b\na\na\na\nb\n", 2),
+    ],
+)
+def test_changed_lines_are_counted(before: str, after: str, lines: int) -> None:
+    assert changed(before, after) == lines
+
+
+def test_a_seed_comes_first_and_after_what_must_come_before() -> None:
+    assert seeded("import torch\n") == SEED + "import torch\n"
+    assert (
+        seeded('"""It."""\nfrom __future__ import annotations\nx = 1\n') == f'"""It."""\nfrom __future__ import annotations\n{SEED}x = 1\n'
+    )

@@ -72,30 +72,21 @@ def test_what_is_shown_can_be_read_again(value: float) -> None:
     assert parse_seconds(show_seconds(value / 1e9)) == pytest.approx(value / 1e9, rel=6e-3, abs=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"name": "x y"}, 'name: Invalid value: "x y": must be a name of letters'),
-        ({"hosts": ["w0"], "switches": []}, "hosts: 1 devices in all, must be 2..128"),
-        ({"hosts": ["w0", "w0"], "switches": []}, "the name w0 stands for 2 things"),
-        (
-            {"switches": [{"name": "s", "joins": ["w0", "w1"], "bandwidth": 0}]},
-            "switches[0].bandwidth: Invalid value: 0: must be more than 0",
-        ),
-        ({"links": [{"between": ["w0", "w8"], "bandwidth": 1}]}, 'links[0].between: Invalid value: "w8": names nothing of this machine'),
-        ({"links": [{"between": ["w0", "w0"], "bandwidth": 1}]}, "links[0].between: names w0 twice"),
-        ({"links": [{"between": ["w0", "s"], "bandwidth": 1}]}, "links: 2 links between s and w0; write one link with `lanes`"),
-        (
-            {"links": [{"between": ["w0", "w1"], "bandwidth": "fast"}]},
-            'links[0].bandwidth: Invalid value: "fast": must be a bandwidth such as',
-        ),
-        ({"links": [{"between": ["w0", "w1"], "bandwidth": 1, "lane": 2}]}, "links[0].lane: unknown field"),
-        ({"links": [{"between": ["w0", "w1"], "bandwidth": 1, "duplex": "no"}]}, "links[0].duplex: Unsupported value"),
-        ({"links": [{"between": ["w0", "w1"]}]}, "links[0].bandwidth: Required value"),
-        ({"links": 5}, "links: Invalid value: 5"),
-        ({"total": -1}, "total: Invalid value: -1"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    ({"name": "x y"}, 'name: Invalid value: "x y": must be a name of letters'),
+    ({"hosts": ["w0"], "switches": []}, "hosts: 1 devices in all, must be 2..128"),
+    ({"hosts": ["w0", "w0"], "switches": []}, "the name w0 stands for 2 things"),
+    ({"switches": [{"name": "s", "joins": ["w0", "w1"], "bandwidth": 0}]}, "switches[0].bandwidth: Invalid value: 0: must be more than 0"),
+    ({"links": [{"between": ["w0", "w8"], "bandwidth": 1}]}, 'links[0].between: Invalid value: "w8": names nothing of this machine'),
+    ({"links": [{"between": ["w0", "w0"], "bandwidth": 1}]}, "links[0].between: names w0 twice"),
+    ({"links": [{"between": ["w0", "s"], "bandwidth": 1}]}, "links: 2 links between s and w0; write one link with `lanes`"),
+    ({"links": [{"between": ["w0", "w1"], "bandwidth": "fast"}]}, 'links[0].bandwidth: Invalid value: "fast": must be a bandwidth such as'),
+    ({"links": [{"between": ["w0", "w1"], "bandwidth": 1, "lane": 2}]}, "links[0].lane: unknown field"),
+    ({"links": [{"between": ["w0", "w1"], "bandwidth": 1, "duplex": "no"}]}, "links[0].duplex: Unsupported value"),
+    ({"links": [{"between": ["w0", "w1"]}]}, "links[0].bandwidth: Required value"),
+    ({"links": 5}, "links: Invalid value: 5"),
+    ({"total": -1}, "total: Invalid value: -1"),
+])  # fmt: skip
 def test_a_description_that_cannot_be_is_refused_in_a_sentence(change: dict[str, Any], said: str) -> None:
     assert any(told.startswith(said) for told in problems(switched(3) | change)), problems(switched(3) | change)
 
@@ -290,33 +281,27 @@ def test_a_described_machine_is_planned_and_its_json_can_be_given_again(tmp_path
     assert said(str(again), "--bytes", "16MB") == said(str(file), "--bytes", "16MB")
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "no machine given: give one of MACHINE.yaml, --preset NAME and --probe N"),
-        (["--preset", "d2l", "--probe", "2"], "--preset and --probe given: give one of"),
-        (["--preset", "dgx9"], "--preset dgx9: no such machine; known are d2l, dgx1, ethernet-1"),
-        (["--preset", "d2l", "--bytes", "3x"], "--bytes 3x: must be a size such as 160MB"),
-        (["--preset", "d2l", "--bytes", "0"], "--bytes 0: must be 1 byte to 1000000TB"),
-        (["--preset", "d2l", "--bytes", "9e99TB"], "--bytes 9e99TB: must be 1 byte to 1000000TB"),
-        (["."], ". is a folder; give the path of a machine's description"),
-        (["--preset", "d2l", "--workers", "3"], "--workers 3: only the ethernet presets"),
-        (["--preset", "ethernet-1", "--workers", "1"], "--workers 1: must be 2..128"),
-        (["--preset", "ethernet-1", "--servers", "129"], "--servers 129: must be 0..128"),
-        (["--preset", "d2l", "--current", "star"], "--current star: no strategy; known are ps, ps-split, ring"),
-        (["--preset", "d2l", "--current", "hierarchical"], "--current hierarchical: hierarchical cannot run on d2l-4-gpus-pcie: it needs"),
-        (
-            ["--preset", "d2l", "--measured", "pcie9=1GB/s"],
-            "--measured pcie9=1GB/s: pcie9 is neither two ends, such as w0:w1, nor a figure",
-        ),
-        (["--preset", "d2l", "--measured", "a:b"], "--measured a:b: must be a bandwidth"),
-        (["--preset", "d2l", "--measured", "a:b=1GB/s"], "--measured a:b: no machine here has both ends"),
-        (["--preset", "ethernet-1", "--measured", "w0:w9=1GB/s"], '--measured: measured[0].between: Invalid value: "w9": names nothing'),
-        (["--preset", "ethernet-1", "--measured", "w0:w1=1GB/s"], "4-hosts-ethernet-1: w0:w1 was measured at 1.00 GB/s"),
-        (["--probe", "1"], "--probe 1: must be 2..16 processes"),
-        (["nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory; give the path of a machine's description"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    ([], "no machine given: give one of MACHINE.yaml, --preset NAME and --probe N"),
+    (["--preset", "d2l", "--probe", "2"], "--preset and --probe given: give one of"),
+    (["--preset", "dgx9"], "--preset dgx9: no such machine; known are d2l, dgx1, ethernet-1"),
+    (["--preset", "d2l", "--bytes", "3x"], "--bytes 3x: must be a size such as 160MB"),
+    (["--preset", "d2l", "--bytes", "0"], "--bytes 0: must be 1 byte to 1000000TB"),
+    (["--preset", "d2l", "--bytes", "9e99TB"], "--bytes 9e99TB: must be 1 byte to 1000000TB"),
+    (["."], ". is a folder; give the path of a machine's description"),
+    (["--preset", "d2l", "--workers", "3"], "--workers 3: only the ethernet presets"),
+    (["--preset", "ethernet-1", "--workers", "1"], "--workers 1: must be 2..128"),
+    (["--preset", "ethernet-1", "--servers", "129"], "--servers 129: must be 0..128"),
+    (["--preset", "d2l", "--current", "star"], "--current star: no strategy; known are ps, ps-split, ring"),
+    (["--preset", "d2l", "--current", "hierarchical"], "--current hierarchical: hierarchical cannot run on d2l-4-gpus-pcie: it needs"),
+    (["--preset", "d2l", "--measured", "pcie9=1GB/s"], "--measured pcie9=1GB/s: pcie9 is neither two ends, such as w0:w1, nor a figure"),
+    (["--preset", "d2l", "--measured", "a:b"], "--measured a:b: must be a bandwidth"),
+    (["--preset", "d2l", "--measured", "a:b=1GB/s"], "--measured a:b: no machine here has both ends"),
+    (["--preset", "ethernet-1", "--measured", "w0:w9=1GB/s"], '--measured: measured[0].between: Invalid value: "w9": names nothing'),
+    (["--preset", "ethernet-1", "--measured", "w0:w1=1GB/s"], "4-hosts-ethernet-1: w0:w1 was measured at 1.00 GB/s"),
+    (["--probe", "1"], "--probe 1: must be 2..16 processes"),
+    (["nowhere.yaml"], "nowhere.yaml: cannot be read: No such file or directory; give the path of a machine's description"),
+])  # fmt: skip
 def test_what_cannot_be_planned_is_refused_in_a_sentence(words: list[str], line: str) -> None:
     assert refused(*words)[0].startswith(line)
 

@@ -45,26 +45,10 @@ metadata: {name: data}
 """
 ADVISED = {
     **GOOD,
-    "spec": {
-        "shards": {"replicas": 2},
-        "workers": {
-            "replicas": 4,
-            "template": {
-                "spec": {
-                    "containers": [
-                        {
-                            "name": "worker",
-                            "image": "example.com/me/digits:1",
-                            "command": ["python", "train.py"],
-                            "env": [{"name": "A", "value": "1"}],
-                            "resources": {"requests": {"cpu": "1"}, "limits": {"nvidia.com/gpu": 1}},
-                        }
-                    ]
-                }
-            },
-        },
-    },
-}
+    "spec": {"shards": {"replicas": 2}, "workers": {"replicas": 4,
+        "template": {"spec": {"containers": [{"name": "worker", "image": "example.com/me/digits:1", "command": ["python", "train.py"],
+        "env": [{"name": "A", "value": "1"}], "resources": {"requests": {"cpu": "1"}, "limits": {"nvidia.com/gpu": 1}}}]}}}},
+}  # fmt: skip
 WORKER = "spec.workers.template.spec.containers.0"
 PLACE = "spec.workers.template.spec.containers[0]"
 
@@ -140,44 +124,31 @@ def test_a_good_job_has_no_warning() -> None:
     assert lines(json.dumps(ADVISED), strict=True) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "field", "words"),
-    [
-        ({"spec.shards.replicas": 40}, "spec.shards.replicas", "mixed up"),
-        ({"spec.workers.replicas": 1, "spec.training": {"mode": "async"}}, "spec.training.mode", "no difference"),
-        ({"spec.runPolicy": {"backoffLimit": 0}}, "spec.runPolicy.backoffLimit", "first failure"),
-        ({"spec.runPolicy": {"activeDeadlineSeconds": 20}}, "spec.runPolicy.activeDeadlineSeconds", "periodSeconds: 30"),
-        (
-            {"spec.runPolicy": {"ttlSecondsAfterFinished": 5}, "metadata.labels": {"argocd.argoproj.io/instance": "x"}},
-            "spec.runPolicy.ttlSecondsAfterFinished",
-            "GitOps",
-        ),
-        ({"spec.checkpoint": {"disabled": True}}, "spec.checkpoint.disabled", "shard is lost"),
-        ({"spec.checkpoint": {"periodSeconds": 1}}, "spec.checkpoint.periodSeconds", "5"),
-        ({"spec.checkpoint": {"everySteps": 1}}, "spec.checkpoint.everySteps", "10"),
-        (
-            {"spec.checkpoint": {"resumeFrom": {"job": "a"}}},
-            "spec.checkpoint.volume",
-            "{persistentVolumeClaim: {claimName: a-checkpoints}}",
-        ),
-        ({"spec.checkpoint": {"volume": {"hostPath": {"path": "/x"}}}}, "spec.checkpoint.volume.hostPath", "name a claim"),
-        ({f"{WORKER}.image": "me/digits"}, f"{PLACE}.image", "tag"),
-        ({f"{WORKER}.image": "localhost:5000/digits:latest"}, f"{PLACE}.image", "tag"),
-        ({f"{WORKER}.image": ""}, f"{PLACE}.image", "torch"),
-        ({f"{WORKER}.command": ["torchrun", "train.py"]}, f"{PLACE}.command", "psjob convert"),
-        ({f"{WORKER}.command": ["sh", "-c", "accelerate launch x.py"]}, f"{PLACE}.command", "accelerate"),
-        ({f"{WORKER}.env": [{"name": "RANK", "value": "1"}]}, f"{PLACE}.env[0].name", "ps.rank()"),
-        ({f"{WORKER}.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}, f"{PLACE}.env[0].valueFrom", "psjob run"),
-        ({f"{WORKER}.envFrom": [{"configMapRef": {"name": "x"}}]}, f"{PLACE}.envFrom", "psjob run"),
-        ({f"{WORKER}.resources": {}}, f"{PLACE}.resources", "evicted"),
-        ({f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 8}}}, f"{PLACE}.resources.limits.nvidia.com/gpu", "take 1"),
-        (
-            {f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 1}}, "spec.workers.template.spec.runtimeClassName": "kata"},
-            "spec.workers.template.spec.runtimeClassName",
-            "is not the shards' too",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "field", "words"), [
+    ({"spec.shards.replicas": 40}, "spec.shards.replicas", "mixed up"),
+    ({"spec.workers.replicas": 1, "spec.training": {"mode": "async"}}, "spec.training.mode", "no difference"),
+    ({"spec.runPolicy": {"backoffLimit": 0}}, "spec.runPolicy.backoffLimit", "first failure"),
+    ({"spec.runPolicy": {"activeDeadlineSeconds": 20}}, "spec.runPolicy.activeDeadlineSeconds", "periodSeconds: 30"),
+    ({"spec.runPolicy": {"ttlSecondsAfterFinished": 5}, "metadata.labels": {"argocd.argoproj.io/instance": "x"}},
+        "spec.runPolicy.ttlSecondsAfterFinished", "GitOps"),
+    ({"spec.checkpoint": {"disabled": True}}, "spec.checkpoint.disabled", "shard is lost"),
+    ({"spec.checkpoint": {"periodSeconds": 1}}, "spec.checkpoint.periodSeconds", "5"),
+    ({"spec.checkpoint": {"everySteps": 1}}, "spec.checkpoint.everySteps", "10"),
+    ({"spec.checkpoint": {"resumeFrom": {"job": "a"}}}, "spec.checkpoint.volume", "{persistentVolumeClaim: {claimName: a-checkpoints}}"),
+    ({"spec.checkpoint": {"volume": {"hostPath": {"path": "/x"}}}}, "spec.checkpoint.volume.hostPath", "name a claim"),
+    ({f"{WORKER}.image": "me/digits"}, f"{PLACE}.image", "tag"),
+    ({f"{WORKER}.image": "localhost:5000/digits:latest"}, f"{PLACE}.image", "tag"),
+    ({f"{WORKER}.image": ""}, f"{PLACE}.image", "torch"),
+    ({f"{WORKER}.command": ["torchrun", "train.py"]}, f"{PLACE}.command", "psjob convert"),
+    ({f"{WORKER}.command": ["sh", "-c", "accelerate launch x.py"]}, f"{PLACE}.command", "accelerate"),
+    ({f"{WORKER}.env": [{"name": "RANK", "value": "1"}]}, f"{PLACE}.env[0].name", "ps.rank()"),
+    ({f"{WORKER}.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}, f"{PLACE}.env[0].valueFrom", "psjob run"),
+    ({f"{WORKER}.envFrom": [{"configMapRef": {"name": "x"}}]}, f"{PLACE}.envFrom", "psjob run"),
+    ({f"{WORKER}.resources": {}}, f"{PLACE}.resources", "evicted"),
+    ({f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 8}}}, f"{PLACE}.resources.limits.nvidia.com/gpu", "take 1"),
+    ({f"{WORKER}.resources": {"limits": {"nvidia.com/gpu": 1}}, "spec.workers.template.spec.runtimeClassName": "kata"},
+        "spec.workers.template.spec.runtimeClassName", "is not the shards' too"),
+])  # fmt: skip
 def test_what_is_likely_wrong_is_told(change: dict[str, Any], field: str, words: str) -> None:
     text = json.dumps(changed(ADVISED, change))
     assert lines(text) == []

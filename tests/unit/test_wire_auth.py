@@ -291,13 +291,6 @@ def test_there_are_never_more_than_places(steps: list[tuple[str, bool]], most: i
         assert sum(places._silent.counts.values()) == len(there)
 
 
-def test_a_flood_of_one_host_leaves_another_its_place() -> None:
-    places: UnauthenticatedPeers[int] = UnauthenticatedPeers(8)
-    places.add(-1, "peer")
-    assert -1 not in [places.add(one, "flood") for one in range(10_000)]
-    assert places.drop(-1)
-
-
 def test_who_has_spoken_stays_while_a_thousand_hosts_say_nothing() -> None:
     places: UnauthenticatedPeers[int] = UnauthenticatedPeers(8)
     for one in range(4):
