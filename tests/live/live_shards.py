@@ -381,6 +381,7 @@ def aside(act: Callable[[], Any]) -> threading.Thread:
     """Run in a thread of its own, as another process would."""
 
     def run() -> None:
+        torch.set_num_threads(1)  # it holds for one thread only
         with suppress(SystemExit, Died):
             act()
 

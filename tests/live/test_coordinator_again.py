@@ -27,6 +27,7 @@ from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity
 from psjob.wire.frame import Header, Kind, WireError
 from tests.live.live_shards import SECONDS, Shards, Worker, eventually, serving, together
+from tests.live.training import push_filled
 from tests.support.relay import shard_answers
 from tests.tensors.desk import Desk
 from tests.tensors.lone_shard import LoneShard
@@ -52,9 +53,7 @@ def train_and_die(shards: Shards) -> None:
             worker.edge(step)
             if len(list(shards.folder.glob("manifest-*.json"))) > 1 or time.monotonic() > deadline:
                 break
-            for p in worker.model.parameters():
-                p.grad = torch.ones_like(p)
-            worker.optimizer.step()
+            push_filled(worker, 1.0)
         for link in worker.session.links:
             link.close()
         raise Killed

@@ -24,7 +24,7 @@ from psjob.simulate.training import Digits, SimulatedTraining
 from tests.live.embeddings import loss_of as click_loss
 from tests.live.embeddings import offloaded
 from tests.live.live_shards import Rewound, Worker, all_well, serving, together
-from tests.live.training import batch, build, loss_of
+from tests.live.training import batch, build, loss_of, train_step
 from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -167,9 +167,7 @@ def test_a_worker_that_comes_back_has_the_rate_of_its_clock(tmp_path: Path) -> N
                     if dies and one is worker and step == 5:
                         one.die()
                         raise Rewound(1)
-                    one.optimizer.zero_grad()
-                    loss_of(one.model, batch(step, 0)).backward()
-                    one.optimizer.step()
+                    train_step(one, step, 0)
 
             (ended,) = together([worker], act)
             if dies:

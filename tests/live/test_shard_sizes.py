@@ -29,6 +29,7 @@ from psjob.wire.frame import MAX_JSON, dump
 from tests.live.live_shards import NEVER, Died, Shards, Worker, all_well, eventually, serving, together
 from tests.live.shard_processes import Processes, processes
 from tests.live.shard_processes import serving as files_serving
+from tests.live.training import push_filled
 from tests.support.runkeys import RUN
 from tests.support.soaking import rotating, soak
 
@@ -105,9 +106,7 @@ def test_workers_with_a_table_of_many_frames_train(tmp_path: Path, tensors: int,
     def act(worker: Worker) -> None:
         table = [spec.to_json() for spec in worker.session.layout.table]
         assert len(dump({"table": table})) > MAX_JSON
-        for p in worker.model.parameters():
-            p.grad = torch.ones_like(p)
-        worker.optimizer.step()
+        push_filled(worker, 1.0)
 
     with serving(tmp_path, workers=2, shards=2) as shards:
         workers = [Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=0.5)) for rank, model in enumerate(models)]
@@ -144,9 +143,7 @@ def train(worker: Worker, killed_in: Shards | None = None) -> None:
                     one.die()
                 raise Died
             time.sleep(0.02)
-        for p in worker.model.parameters():
-            p.grad = torch.full_like(p, -1.0)
-        worker.optimizer.step()
+        push_filled(worker, -1.0)
 
 
 def committed(shards: Shards) -> int:

@@ -20,8 +20,7 @@ from psjob.wire.shared_memory import PAGE
 from psjob.worker import stage_connections
 from psjob.worker.stage_connections import StageConnections, StageSharing
 from tests.live.live_shards import SECONDS, eventually, serving
-from tests.live.stage_oracle import compare
-from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker, trained
+from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker, compare, trained
 from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")

@@ -42,10 +42,9 @@ from psjob.worker.connection import ShardConnection
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status
 from psjob_operator.cluster import observe
-from tests.live.idle_shard import HELLO, RUN, Idle, hello, idle, read_all, settled, sized
 from tests.live.live_shards import Worker, all_well, eventually, serving
-from tests.live.shard_processes import processes
-from tests.live.training import batch, loss_of
+from tests.live.shard_processes import HELLO, RUN, Idle, hello, idle, processes, read_all, settled, sized
+from tests.live.training import batch, loss_of, train_step
 from tests.support.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
 from tests.support.reference import reference
 from tests.support.runkeys import RUN as FLOOD_RUN
@@ -253,12 +252,6 @@ def undisturbed() -> str:
 def workers_of(shards: Any) -> list[Worker]:
     models = [build() for _ in range(2)]
     return [Worker(shards, rank, m, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)) for rank, m in enumerate(models)]
-
-
-def train_step(worker: Worker, step: int) -> None:
-    worker.optimizer.zero_grad()
-    loss_of(worker.model, batch(step, worker.rank)).backward()
-    worker.optimizer.step()
 
 
 def test_strangers_do_not_disturb_training(tmp_path: Path, undisturbed: str) -> None:
