@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,24 +94,6 @@ def test_kills_change_no_bit_of_a_run_with_codecs(tmp_path: Path, push: str, pul
     assert hit.summary["codecs"] == undisturbed.summary["codecs"] == f"push {push}, pull {pull}"
     assert hit.summary["attempts"] == [2, 1] and hit.sha == undisturbed.sha
     assert_same_file(hit, undisturbed)
-
-
-@pytest.mark.timeout(2000)
-@pytest.mark.soak
-@pytest.mark.parametrize("way", ["shared", "tcp", "overlap"])
-def test_twenty_kills_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> None:
-    """Ten runs of two kills each, at steps drawn by chance, shard-0 as often as shard-1."""
-    for number in range(10):
-        chance = random.Random(number)
-        first, second = chance.sample([0, 1], 2)
-        one, two = chance.randint(70, 95), chance.randint(140, 230)
-        gates = f"{one - 15}:50,{two - 15}:{(two - 18) // 25 * 25}"
-        hit = run(tmp_path / f"hit{number}", f"kill:shard-{first}@step={one}", f"kill:shard-{second}@step={two}", gates=gates, way=way)
-        for recovery in hit.summary["recoveries"]:
-            check(recovery)
-        assert hit.summary["attempts"] == [2, 2]
-        assert hit.sha == plain.sha, f"seed {number}"
-        assert_same_file(hit, plain)
 
 
 @pytest.mark.timeout(2000)

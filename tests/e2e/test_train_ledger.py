@@ -50,16 +50,6 @@ def test_what_a_killed_shard_lost_is_what_is_missing(tmp_path: Path, shard: int,
     check(run(tmp_path, f"kill:shard-{shard}@step=88", gates="58:50", transport=transport, codec=codec), shard)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(24))
-def test_twenty_four_kills_leave_the_ledger_right(tmp_path: Path, seed: int) -> None:
-    """Each shard, each way of blocks that keeps the ledger's numbers whole, three steps drawn by chance."""
-    step, shard = random.Random(seed).randint(70, 200), seed % 2
-    transport, codec = (("auto", "none"), ("tcp", "none"), ("tcp", "bf16"), ("tcp", "fp16"))[seed // 2 % 4]
-    gates = f"{step - 15}:{max(50, (step - 20) // 25 * 25)}"
-    check(run(tmp_path, f"kill:shard-{shard}@step={step}", gates=gates, transport=transport, codec=codec), shard)
-
-
 @pytest.mark.parametrize(
     ("shard", "transport"),
     [rotating(0, "tcp"), *(soak(shard, way) for shard, way in ((0, "auto"), (1, "auto"), (1, "tcp")))],

@@ -84,20 +84,6 @@ TRAINING = {"mode": "bounded", "bounded": {"staleness": 2}}
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.rotating
-def test_a_killed_shard_loses_what_it_says_and_a_killed_worker_nothing(tmp_path: Path) -> None:
-    words = ["ledger.py", str(BOUNDED_STEPS), "0.02", "50:40"]
-    job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS)
-    ran = train(tmp_path, job, *faults("kill:shard-1@step=70", "kill:worker-0@step=105"))
-    assert sum(ran.summary["restarts"].values()) == 2 and ran.summary["attempts"] == [1, 2], "only who was killed was started again"
-    table = ledger.counted(ran.weights(), WORKERS, SHARDS)
-    assert all(block == [BOUNDED_STEPS] * WORKERS for block in table[0]), table
-    assert all(count <= BOUNDED_STEPS for block in table[1] for count in block), f"a push counted twice: {table}"
-    (missing,) = {BOUNDED_STEPS * WORKERS - sum(block) for block in table[1]}
-    assert missing == ran.summary["updates_lost"] > 0
-
-
-@pytest.mark.timeout(1500)
 @pytest.mark.soak
 def test_a_stopped_run_goes_on_in_sync(tmp_path: Path) -> None:
     """Its last checkpoint is one step of all workers, so what was pushed before counts once each, and what came after as means."""

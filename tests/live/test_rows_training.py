@@ -93,31 +93,6 @@ def test_accumulation_clipping_and_a_schedule_reach_the_rows(tmp_path: Path) -> 
     torch.testing.assert_close(held[0], rows_of(alone), rtol=0, atol=1e-6)
 
 
-def test_rows_with_a_rule_of_their_own_follow_the_schedule(tmp_path: Path) -> None:
-    """Against torch's embeddings, with a rate that halves at each step."""
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-        for step in range(5):
-            optimizer.zero_grad()
-            loss_of(model, step, 0).backward()
-            optimizer.step()
-            scheduler.step()
-
-    alone = Clicks()
-    train(alone, OPTIMIZERS["sgd"](alone))
-    model = offloaded(optimizer="sgd", lr=0.1)
-    held: list[list[torch.Tensor]] = []
-
-    def act(worker: Worker) -> None:
-        train(worker.model, worker.optimizer)
-        held.append(rows_of(worker.model))
-
-    with serving(tmp_path, workers=1, shards=2) as serve:
-        all_well([Worker(serve, 0, model, OPTIMIZERS["sgd"](model))], act)
-    torch.testing.assert_close(held[0], rows_of(alone), rtol=0, atol=1e-6)
-
-
 def test_a_found_inf_skips_the_rows_of_all(tmp_path: Path) -> None:
     """Rank 1's scaled gradient overflows only in its rows: nobody's step counts, and its scaler hears of it."""
     before = rows_of(Clicks())

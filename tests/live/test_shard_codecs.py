@@ -20,7 +20,6 @@ from torch import nn
 
 import psjob
 from bench.peers.slow_link import Bucket, SlowLink
-from psjob import codecs
 from psjob.checkpoint.final import tensors_sha256
 from psjob.process.config import CompressionConfig, Place, ShardAddress
 from psjob.shard.server import Server
@@ -50,7 +49,6 @@ from tests.support.soaking import rotating
 pytestmark = pytest.mark.usefixtures("last_words")
 
 RATIO = 0.1
-LOSSY = [name for name, codec in codecs.CODECS.items() if codec.feeds_back]
 
 
 def asked(push: str = "none", pull: str = "none") -> CompressionConfig:
@@ -120,36 +118,6 @@ def test_a_push_that_broke_in_the_middle_is_sent_again_as_it_was(tmp_path: Path,
         workers = workers_of(shards)
         all_well(workers, act)
     assert same(workers[0].model, oracle(codec, 5)[0])
-
-
-def test_what_was_left_out_is_not_fed_back_twice_after_a_crash_in_async(tmp_path: Path) -> None:
-    """The newest record is of clock 1, the newest push of clock 2: what clock 0 left out went into the push of clock 1, which counts.
-
-    Steps 1 and 2 are made again without effect, and the push of clock 3 begins with nothing left out.
-    """
-    left: dict[str, Any] = {}
-
-    def act(worker: Worker) -> None:
-        for step in range(5):
-            if step < 2:
-                worker.edge(step)
-            train_step(worker, step, 0)
-            if step == 2 and worker.job.place.number == 1:
-                assert eventually(lambda: 1 in shards.servers[0].coordinator.machine.state.members[0].records)  # type: ignore[union-attr]
-                left["before"] = any(bool(t.any()) for t in worker.session.exchange.compression.state()["left"].values())
-                worker.die()
-                raise Gone
-            if step == 1:
-                left["after"] = worker.session.exchange.compression.state()["left"]
-
-    with serving(tmp_path, workers=1, shards=2, mode="async", compression=asked("topk")) as shards:
-        model = build()
-        (died,) = together([Worker(shards, 0, model, sgd(model))], act)
-        assert isinstance(died, Gone)
-        again = build()
-        all_well([Worker(shards, 0, again, sgd(again), start=2)], act)
-    assert left["before"], "the dead process had left something out"
-    assert not any(bool(t.any()) for t in left["after"].values())
 
 
 @pytest.mark.parametrize("codec", ["topk", rotating("int8")])

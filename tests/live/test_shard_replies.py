@@ -23,8 +23,7 @@ from psjob.resume import record
 from psjob.rules.base import of_worker
 from psjob.shard.block import ParameterBlock
 from psjob.worker import compression, localupdates
-from psjob.worker.exits import SessionEnd
-from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, aside, eventually, serving, together
+from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, together
 from tests.live.training import batch, build, learn, loss_of, steps, train_step, whole_loss
 from tests.support.quick import rest_rotates
 from tests.support.soaking import rotating
@@ -62,23 +61,6 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "bf16": ({"compression": CompressionConfig("bf16", "none")}, False),
 }
 """How blocks come and go: settings of the job, and overlap."""
-
-
-@pytest.mark.parametrize("way", ["shared", rotating("tcp"), "overlap"])
-def test_one_worker_of_dana_zero_is_torchs_nesterov(tmp_path: Path, way: str) -> None:
-    """Within rounding: the shard keeps the weights and replies ahead of them, torch keeps those ahead."""
-    settings, overlap = WAYS[way]
-    alone = build()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9, nesterov=True, foreach=False)
-    for step in range(40):
-        optimizer.zero_grad()
-        loss_of(alone, batch(step, 0)).backward()
-        optimizer.step()
-    with serving(tmp_path, workers=1, shards=2, mode="async", update_rule="dana-zero", **settings) as shards:
-        workers = workers_of(shards, lr=0.05, overlap=overlap)
-        all_well(workers, lambda worker: (steps(40)(worker), worker.job.wait())[0])
-    for mine, theirs in zip(workers[0].model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -138,38 +120,6 @@ def test_a_push_without_a_known_base_is_lost_where_the_rule_needs_it(tmp_path: P
         assert [server.store.counters.applied for server in shards.servers] == ([5, 5] if gone else [6, 6])
         assert lost(shards) == ([1, 1] if gone else [0, 0]), "the answer to the lost push is a base again"
         assert worker.leave() == 0
-
-
-def test_another_rate_moves_no_weight_of_ftrl(tmp_path: Path) -> None:
-    """A step whose gradients are zero, after a scheduler's."""
-    with serving(tmp_path, workers=1, shards=2, mode="async", update_rule="ftrl", warmup_steps=2) as shards:
-        model = build()
-        worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.1))
-        worker.attach()
-        steps(3)(worker)
-        before = [p.detach().clone() for p in model.parameters()]
-        worker.optimizer.param_groups[0]["lr"] = 0.01
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-        worker.optimizer.step()
-        for mine, kept in zip(model.parameters(), before, strict=True):
-            torch.testing.assert_close(mine.detach(), kept, rtol=1e-6, atol=0)
-        assert worker.leave() == 0
-
-
-def test_a_shard_whose_update_breaks_off_is_gone(tmp_path: Path) -> None:
-    """A push that is taken and not applied would never be made again, and whoever waits for it would wait forever."""
-    with serving(tmp_path, workers=1, shards=1, mode="async", update_rule="dc-asgd") as shards:
-        (worker,) = workers_of(shards)
-        worker.attach()
-        steps(2)(worker)
-        for cell in cells(shards):
-            assert cell.state is not None
-            cell.state.slots["mean_square@0"] = torch.zeros(3)
-        push = aside(lambda: steps(1)(worker))
-        assert shards.wait_ended() == [1]
-        worker.session._end(SessionEnd("lost"))
-        push.join(SECONDS)
 
 
 def test_a_worker_that_has_left_is_out_of_the_sum(tmp_path: Path) -> None:
@@ -420,14 +370,3 @@ def test_a_record_that_cannot_be_kept_or_put_back_ends_the_script_with_a_sentenc
         with pytest.raises(SystemExit) as end:
             steps(3)(worker)
         assert end.value.code == 77 and "keep less in buffers and in what attach is given" in (tmp_path / "last-words").read_text()
-
-
-def test_many_workers_train_together(tmp_path: Path) -> None:
-    with serving(tmp_path, workers=4, shards=2, **SLIM) as shards:
-        workers = []
-        for rank in range(4):
-            model = build()
-            workers.append(Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), overlap=False))
-        before = whole_loss(build())
-        all_well(workers, learn)
-    assert all(whole_loss(worker.model) < 0.5 * before for worker in workers)

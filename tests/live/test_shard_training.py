@@ -24,7 +24,7 @@ from psjob.contract import EXIT_REFUSED
 from psjob.process.config import CompressionConfig
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import Worker, all_well, aside, serving, together
-from tests.live.training import OPTIMIZERS, batch, build, loss_of, one_inf, plain, push_filled, steps, train_step
+from tests.live.training import OPTIMIZERS, batch, build, loss_of, one_inf, plain, steps, train_step
 from tests.support.reference import reference
 from tests.support.soaking import rotating
 
@@ -133,28 +133,6 @@ def test_a_worker_that_leaves_early_is_absent_from_then_on(tmp_path: Path) -> No
     model = build()
     reference(model, "sgd", [{"lr": 0.05}], lambda s: [batch(s, 0), batch(s, 1) if s < 4 else None], loss_of, 9)
     assert tensors_sha256(workers[0].model.parameters()) == tensors_sha256(model.parameters())
-
-
-def test_async_takes_every_push_once(tmp_path: Path) -> None:
-    """SGD with a constant gradient: the order of pushes does not matter, so the sum is exact."""
-
-    def act(worker: Worker) -> None:
-        for _ in range(20):
-            push_filled(worker, -1.0)
-
-    with serving(tmp_path, workers=3, shards=2, mode="async") as shards:
-        models = [nn.Linear(40, 40) for _ in range(3)]
-        for p in models[0].parameters():
-            torch.nn.init.zeros_(p)
-        workers = [Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=1.0)) for rank, model in enumerate(models)]
-        all_well(workers, act)
-        assert shards.wait_ended() == [0, 0]
-        counters = [server.store.counters for server in shards.servers]
-        assert [(c.applied, c.duplicates, c.lost) for c in counters] == [(60, 0, 0), (60, 0, 0)]
-    from safetensors.torch import load_file
-
-    final = load_file(tmp_path / "run-1" / "final.safetensors")
-    assert all(torch.equal(tensor, torch.full_like(tensor, 60.0)) for tensor in final.values())
 
 
 @pytest.mark.parametrize("transport", [rotating("auto"), "tcp"])
