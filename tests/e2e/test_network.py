@@ -146,7 +146,6 @@ def check(went: Went, job: NetJob) -> None:
 
 def undisturbed(folder: Path, steps: int) -> Ran:
     """The same sync job on the loopback address, without a fault."""
-    folder.mkdir()
     words = ["linked.py", "0", "--last", str(steps)]
     return train(folder, manifest(folder, words, workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS))
 

@@ -24,7 +24,6 @@ def run(
     folder: Path, *what: str, gates: str = "", way: str = "shared", codecs: tuple[str, str] = ("none", "none"), epochs: int = EPOCHS
 ) -> Ran:
     """`way`: shared memory, tcp, or overlap; `codecs` are of pushes and pulls."""
-    folder.mkdir()
     words = ["stateful.py", str(epochs), gates, "overlap" if way == "overlap" else ""]
     training = {"compression": {"push": codecs[0], "pull": codecs[1], "ratio": 0.05}, "transport": "tcp" if way == "tcp" else "auto"}
     ran = train(folder, manifest(folder, words, workers=2, shards=2, checkpoint=CHECKPOINTS, training=training), *faults(*what))
@@ -127,7 +126,6 @@ def assert_same_file(one: Ran, other: Ran) -> None:
 
 
 def run_returning(folder: Path, *what: str, words: Sequence[str] = ()) -> Ran:
-    folder.mkdir()
     return train(folder, manifest(folder, ["returning.py", *words], checkpoint={"everySteps": 10, "periodSeconds": 3600}), *faults(*what))
 
 
@@ -193,12 +191,7 @@ def test_buffers_of_a_worker_that_has_left_outlive_shard_0(tmp_path: Path, monke
     monkeypatch.setenv("PS_FORK_SERVER", "0")
     hit, undisturbed = (
         train(folder, manifest(folder, ["leaving_first.py"], checkpoint={"everySteps": 10}), *faults(*texts)).weights()
-        for folder, texts in ((made(tmp_path / "hit"), [f"{what}:shard-0@step=100"]), (made(tmp_path / "undisturbed"), []))
+        for folder, texts in ((tmp_path / "hit", [f"{what}:shard-0@step=100"]), (tmp_path / "undisturbed", []))
     )
     assert "1.running_mean" in hit and hit.keys() == undisturbed.keys()
     assert all(torch.equal(hit[name], undisturbed[name]) for name in hit)
-
-
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

@@ -185,7 +185,6 @@ def undisturbed(tmp_path: Path, made: Plan) -> str:
     words = {key: value for key, value in made.training.items() if key != "transport"}
     key = repr((sorted(words.items(), key=str), made.table))
     if key not in _undisturbed:
-        (tmp_path / "calm").mkdir()
         _undisturbed[key] = train(tmp_path / "calm", job(tmp_path / "calm", made)).sha
     return _undisturbed[key]
 
@@ -219,7 +218,6 @@ def survive(tmp_path: Path, seed: int) -> list[float]:
     """One seed; returns the seconds to the first push of each fault."""
     made = plan(seed)
     print(f"seed {seed}: {made}")
-    (tmp_path / "hit").mkdir()
     ran = train(tmp_path / "hit", job(tmp_path / "hit", made), *faults(*made.hits))
     assert ran.summary["result"] == "Complete"
     check_storm(ran, made)
@@ -242,6 +240,5 @@ def test_five_hundred_faults(tmp_path: Path, mode: str) -> None:
     for seed in LONG:
         name = plan(seed).training["mode"]
         if (name if name in ("sync", "async") else "others") == mode:
-            (tmp_path / str(seed)).mkdir()
             seconds += survive(tmp_path / str(seed), seed)
     print(f"{mode}: {len(seconds)} faults, first push after {statistics.median(seconds):.2f} s (median)")

@@ -60,7 +60,6 @@ def test_ranks_that_came_back_count_the_batches_that_they_do_not_have(tmp_path: 
     shas = []
     for number, what in enumerate([(), ("kill:shard-0@step=3",)]):
         folder = tmp_path / str(number)
-        folder.mkdir()
         training = {"mode": "local", "local": {"innerSteps": 7}}
         job = manifest(
             folder, ["stateful.py", "2", "3:2"], workers=3, shards=1, training=training, checkpoint={"everySteps": 2, "periodSeconds": 3600}

@@ -161,7 +161,6 @@ DECIDED_STEPS = 100
 
 
 def run(folder: Path, training: dict[str, Any], *what: str, gates: str = "", policy: str = "AllWorkers") -> Ran:
-    folder.mkdir()
     late = "late" if policy == "FirstWorker" else ""
     job = manifest(
         folder, ["decided.py", "5", gates, late], workers=3, shards=2, checkpoint=CHECKPOINTS, training=training,

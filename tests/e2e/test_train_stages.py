@@ -35,7 +35,6 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 
 def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), words: Sequence[str] = (), **training: Any) -> Path:
     """Stages of so many workers each; the manifest says where they are cut, unless the script leaves it to psjob."""
-    folder.mkdir(exist_ok=True)
     stages: list[dict[str, Any]] = [{"name": f"part-{number}", "replicas": count} for number, count in enumerate(replicas)]
     for stage, cut in zip(stages[1:], CUTS, strict=True):
         if "auto" not in words:
@@ -290,7 +289,6 @@ def test_a_script_clips_as_one_process_does(tmp_path: Path, line: str, training:
 def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:
     ran = train(tmp_path, job(tmp_path, mode="async"), expect=2)
     assert "stages" in ran.err
-    (tmp_path / "other").mkdir()
     path = manifest(tmp_path / "other", ["stages.py", "0", "2"], workers=2, shards=1)
     ran = train(tmp_path / "other", path, expect=1)
     assert "a job without stages: give the manifest spec.stages" in ran.err + ran.log("job-worker-0")

@@ -83,11 +83,11 @@ class Shards:
             update_rule,
             **more,
         )
+        self.folder = folder / run
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.certificates = folder
         if self.config.encryption != "none":
             write_certificates(folder, shards)
-        self.folder = folder / run
-        self.folder.mkdir(exist_ok=True)
         self.servers: list[Server] = []
         self.codes: dict[int, int] = {}
         self.guests: list[Worker] = []

@@ -26,6 +26,7 @@ from psjob.contract import keys
 from psjob.process.status_client import ask_shard
 from psjob.wire.auth import Peer, Seal
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, dump, run_digest
+from tests.live.live_shards import eventually
 from tests.support import warm
 from tests.support.ports import free
 from tests.support.runkeys import RUN as RUN_KEYS
@@ -75,6 +76,12 @@ class Processes:
             contract.ENV_TERMINATION_LOG: str(self.folder / f"end-{index}"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         made = self.started[index] = self._python(program, {**own, **more}, self.folder / f"log-{index}-{attempt}")
+        return made
+
+    def start_whole(self, index: int) -> Process:
+        """Start a shard, and wait until it answers that it has started."""
+        made = self.start(index)
+        assert eventually(lambda: self.get(index, contract.STARTED_PATH)[0] == 200)
         return made
 
     def get(self, index: int, path: str = contract.STATUS_PATH, seconds: float = 2.0) -> tuple[int, dict[str, Any]]:

@@ -74,7 +74,6 @@ def test_all_lanes_carry_blocks_and_each_push_counts_once(tmp_path: Path, mode: 
 
 def test_lanes_give_the_bits_of_one_stream(tmp_path: Path) -> None:
     def run(streams: int) -> str:
-        (tmp_path / str(streams)).mkdir()
         with serving(tmp_path / str(streams), workers=2, shards=1, streams=streams) as shards:
             workers = [worker_of(shards, rank) for rank in range(2)]
 

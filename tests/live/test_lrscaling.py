@@ -123,7 +123,6 @@ def test_a_job_that_scales_is_bit_equal_to_a_script_that_does(tmp_path: Path, na
     scaling = LrScaling(3, linear, WARMUP)
 
     def train(folder: Path, own: bool) -> tuple[str, list[float]]:
-        folder.mkdir()
         asked = {} if own else {"lr_scaling": "linear" if linear else "none", "warmup_steps": WARMUP}
         seen: list[float] = []
         with serving(folder, workers=3, shards=2, **asked) as shards:
@@ -156,7 +155,6 @@ def test_a_worker_that_comes_back_has_the_rate_of_its_clock(tmp_path: Path) -> N
     asked: list[Any] = []
 
     def train(folder: Path, dies: bool) -> str:
-        folder.mkdir()
         with serving(folder, workers=1, shards=1, checkpoint=often, warmup_steps=8, lr_scaling="linear") as shards:
             model = build()
             worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.05))

@@ -198,7 +198,6 @@ def test_parameters_without_gradients_absent_ranks_and_late_ones(tmp_path: Path)
     hashes = []
     for overlap in (False, True):
         folder = tmp_path / str(overlap)
-        folder.mkdir()
         with serving(folder, workers=2, shards=2) as shards:
             models = [build() for _ in range(2)]
             group = [Worker(shards, rank, m, OPTIMIZERS["adamw"](m), overlap=overlap) for rank, m in enumerate(models)]
@@ -266,7 +265,6 @@ def test_modules_that_read_the_weights_of_others(tmp_path: Path) -> None:
 
     for overlap in (False, True):
         folder = tmp_path / str(overlap)
-        folder.mkdir()
         with serving(folder, workers=2, shards=2) as shards:
             models = [Attends() for _ in range(2)]
             all_well([Worker(shards, rank, m, OPTIMIZERS["sgd"](m), overlap=overlap) for rank, m in enumerate(models)], act)
@@ -331,7 +329,6 @@ def test_tables_of_rows_beside_dense_layers(tmp_path: Path, shards: int) -> None
 
     for overlap in (False, True):
         folder = tmp_path / str(overlap)
-        folder.mkdir()
         with serving(folder, workers=2, shards=shards) as live:
             models = [rows.offloaded() for _ in range(2)]
             group = [Worker(live, r, m, torch.optim.SGD(m.parameters(), lr=0.1), overlap=overlap) for r, m in enumerate(models)]
@@ -483,7 +480,6 @@ def test_codecs_and_streams_that_break(tmp_path: Path, push: str, pull: str) -> 
     found = set()
     for overlap in (False, True):
         folder = tmp_path / str(overlap)
-        folder.mkdir()
         chance = random.Random(push)
         with serving(folder, workers=2, shards=2, compression=CompressionConfig(push, pull, 0.1)) as shards:
             models = [build() for _ in range(2)]

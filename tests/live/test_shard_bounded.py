@@ -306,7 +306,6 @@ def test_without_staleness_it_is_sync_bit_for_bit(tmp_path: Path) -> None:
     shas = set()
     for mode, staleness in (("bounded", 0), ("sync", None)):
         folder = tmp_path / mode
-        folder.mkdir()
         with serving(folder, workers=3, shards=2, mode=mode, staleness=staleness) as shards:
             workers = [Worker(shards, rank, model, OPTIMIZERS["nesterov"](model)) for rank, model in enumerate(build() for _ in range(3))]
             all_well(workers, lambda worker: train(8, random.Random(worker.rank))(worker))

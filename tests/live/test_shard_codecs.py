@@ -481,7 +481,6 @@ def test_one_worker_moves_the_weights_no_further_than_its_bound(tmp_path: Path, 
 def test_pushes_within_the_limit_are_not_touched(tmp_path: Path) -> None:
     ends = []
     for name, more in (("free", {}), ("bounded", {"max_push_norm": 1e3})):
-        (tmp_path / name).mkdir()
         with serving(tmp_path / name, workers=2, shards=2, **more) as shards:
             workers = [Worker(shards, rank, made := model(), torch.optim.SGD(made.parameters(), lr=LR)) for rank in range(2)]
             all_well(workers, poisoned(1.0))

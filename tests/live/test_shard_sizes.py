@@ -47,8 +47,7 @@ DISABLED = {"intervalSeconds": 3600.0, "everySteps": None, "keep": 2, "disabled"
 @pytest.mark.parametrize(("mode", "clients"), [("sync", 100), rotating("sync", 500), soak("async", 500)])
 def test_many_clients_join_step_and_leave(tmp_path: Path, mode: str, clients: int) -> None:
     with processes(tmp_path, forked=True, shards=1, workers=clients, mode=mode, checkpoint=DISABLED) as run:
-        shard = run.start(0)
-        assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60.0)
+        shard = run.start_whole(0)
         crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", RUN["workers"], clients, mode, BLOCKS, BLOCK)
         try:
             _, before = status(shard.pid, MEMORY)
@@ -70,8 +69,7 @@ def test_many_clients_join_step_and_leave(tmp_path: Path, mode: str, clients: in
 def test_a_client_that_reads_nothing_holds_nobody_up(tmp_path: Path) -> None:
     """Answers to it wait in its own stream, while the others step."""
     with processes(tmp_path, forked=True, shards=1, workers=4, mode="async", checkpoint=DISABLED) as run:
-        run.start(0)
-        assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60.0)
+        run.start_whole(0)
         crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", RUN["workers"], 4, "async", 8, 1 << 20)
         try:
             crowd.join()

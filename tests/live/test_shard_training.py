@@ -69,7 +69,6 @@ def test_the_order_of_arrival_changes_no_bit(tmp_path: Path, transport: str) -> 
     hashes = set()
     for seed in range(4):
         folder = tmp_path / str(seed)
-        folder.mkdir()
         with serving(folder, workers=4, shards=1 + seed % 3, transport=transport) as shards:
             workers = [Worker(shards, rank, model, OPTIMIZERS["nesterov"](model)) for rank, model in enumerate(build() for _ in range(4))]
             all_well(workers, lambda worker, seed=seed: steps(10, random.Random(10 * seed + worker.rank))(worker))  # type: ignore[misc]

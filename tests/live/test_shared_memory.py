@@ -26,7 +26,7 @@ from psjob.wire.frame import Flag, Header, Kind, WireError, dump
 from psjob.wire.shared_memory import PAGE, Region, SharedMemoryBroker
 from psjob.worker.exits import SessionEnd
 from psjob.worker.sharing import Arena, Sharing, is_alone
-from tests.live.live_shards import SECONDS, Worker, all_well, aside, eventually, serving, severed
+from tests.live.live_shards import SECONDS, Worker, all_well, aside, at_once, eventually, serving, severed
 from tests.live.training import push_filled
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -185,7 +185,6 @@ def test_out_of_reach_means_tcp(tmp_path: Path, mode: str, caplog: pytest.LogCap
     hashes = set()
     for reach in (True, False):
         folder = tmp_path / str(reach)
-        folder.mkdir()
         with serving(folder, workers=1, shards=2, mode=mode) as shards:
             if not reach:
                 shards.servers[1].context.broker.close()  # type: ignore[union-attr]
@@ -243,8 +242,7 @@ def test_who_returns_in_the_middle_of_a_clock_computes_on_the_weights_of_that_cl
     with serving(tmp_path, workers=2, shards=2) as shards:
         models = [build() for _ in range(3)]
         stays, dies = (Worker(shards, rank, models[rank], sgd(models[rank])) for rank in range(2))
-        for starting in [aside(stays.attach), aside(dies.attach)]:
-            starting.join(SECONDS)
+        at_once(stays.attach, dies.attach)
         with severed(dies.session.links[1]):
             pushing = aside(lambda: push_ones(dies))
             assert eventually(lambda: shards.servers[0].store.clocks()[1] == 1)

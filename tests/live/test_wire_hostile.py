@@ -371,8 +371,7 @@ def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Pat
     if encryption != "none":
         write_certificates(tmp_path, 1)
     with processes(tmp_path, shards=1, workers=4, mode="async", encryption=encryption) as run:
-        shard = run.start(0)
-        assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
+        shard = run.start_whole(0)
         address = ("127.0.0.1", int(run.config["shards"][0]["port"]))
         crowd = Crowd(address, "run-1", FLOOD_RUN["workers"], 4, "async", 2, 4096)
         try:
@@ -417,8 +416,7 @@ def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Pat
 def test_a_stranger_is_hung_up_on_after_a_second(tmp_path: Path) -> None:
     """Whatever it says meanwhile: nothing, a byte now and then, or a greeting and no proof."""
     with processes(tmp_path, forked=True, shards=1) as run:
-        run.start(0)
-        assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60)
+        run.start_whole(0)
         address = ("127.0.0.1", int(run.config["shards"][0]["port"]))
         own = auth.greeting(Peer("worker", 0, 1), run_digest("run-1"), bytes(32))
         for first in (b"", own[:10], own):

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests import frameworks
-from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
+from tests.e2e.workloads.running import Ran, faults, finish, script_job, start
 from tests.restarts.rewritten import FRAMEWORKS, SENTENCES, plain, scripts
 from tests.support import warm
 from tests.support.soaking import rotating, soak
@@ -90,9 +90,7 @@ def lines(*runs: Ran) -> list[str]:
 
 def begun(folder: Path, name: str, source: str, *words: str, mode: str = "sync") -> warm.Started | subprocess.Popen[str]:
     """Start the job of a script in this folder."""
-    folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text(source)
-    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": 3, "periodSeconds": 3600})
+    job = script_job(folder, source, mode)
     return start(folder, job, *words, imports=frameworks.IMPORTS if name in FRAMEWORKS else warm.COMPILING, environment=frameworks.OFFLINE)
 
 

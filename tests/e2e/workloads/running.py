@@ -54,7 +54,8 @@ class Ran:
 
 
 def manifest(folder: Path, command: Sequence[str], *, workers: int = 2, shards: int = 2, **spec: Any) -> Path:
-    """Write job.yaml (JSON is YAML) in `folder`; the first word of `command` names a script of this folder."""
+    """Write job.yaml (JSON is YAML) in `folder`, which is made; the first word of `command` names a script of this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     script = HERE / command[0]
     words = ["python", str(script if script.exists() else command[0]), *command[1:]]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -109,6 +110,18 @@ def train(folder: Path, job: Path, *args: str, expect: int = 0, cold: bool = Fal
     ran = finish(start(folder, job, *args, cold=cold), folder)
     assert ran.code == expect, f"exit code {ran.code}:\n{ran.out[-2000:]}\n{ran.err[-4000:]}\n{_tails(folder)}"
     return ran
+
+
+def script_job(folder: Path, source: str, mode: str = "sync", every: int = 3) -> Path:
+    """A job of seed 0 whose script is this text, with a checkpoint every so many steps."""
+    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": every, "periodSeconds": 3600})
+    (folder / "train.py").write_text(source)
+    return job
+
+
+def run_script(folder: Path, source: str, *words: str, mode: str = "sync", every: int = 3) -> Ran:
+    """Run such a job to its end, however it ends."""
+    return finish(start(folder, script_job(folder, source, mode, every), *words), folder)
 
 
 def check_torn(ran: Ran, shard: int) -> None:
