@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from safetensors import safe_open
 
 from psjob.checkpoint.manifest import newest
 from tests.e2e.workloads import ledger, mlp
-from tests.e2e.workloads.gates import steps_of
 from tests.e2e.workloads.running import SECONDS, Ran, faults, finish, manifest, start, train
 from tests.support.soaking import rotating, soak
 
@@ -80,27 +78,6 @@ def state_of(path: Path) -> set[str]:
 
 WORKERS, SHARDS, BOUNDED_STEPS = 2, 2, 140
 CHECKPOINTS = {"everySteps": 20, "periodSeconds": 3600, "keep": 100}
-TRAINING = {"mode": "bounded", "bounded": {"staleness": 2}}
-
-
-@pytest.mark.timeout(1500)
-@pytest.mark.soak
-def test_a_stopped_run_goes_on_in_sync(tmp_path: Path) -> None:
-    """Its last checkpoint is one step of all workers, so what was pushed before counts once each, and what came after as means."""
-    job = manifest(
-        tmp_path, ["ledger.py", str(BOUNDED_STEPS), "0.05"], workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS
-    )
-    process, limit = start(tmp_path, job), time.monotonic() + SECONDS / 2
-    while not any(max(steps_of(run), default=0) >= 20 for run in tmp_path.glob(".psjob/*")) and time.monotonic() < limit:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    stopped = finish(process, tmp_path)
-    at = stopped.summary["checkpoint"]["step"]
-    assert stopped.summary["result"] == "Suspended" and 20 <= at < BOUNDED_STEPS, stopped.err
-    ran = train(tmp_path, job, "--resume", str(stopped.folder), "--set", "spec.training.mode=sync")
-    weights = ran.weights()
-    found = {float(weights[tensor][element]) for rank in range(WORKERS) for _, tensor, element in ledger.places(rank)}
-    assert found == {at + (BOUNDED_STEPS - at) / WORKERS}
 
 
 SWITCH_STEPS = 240
