@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.e2e.workloads.running import Ran, check_torn, faults, manifest, train
+from tests.e2e.workloads.running import Ran, check_recovery, check_torn, faults, manifest, train
 from tests.support.soaking import rotating, soak
 
 EPOCHS, STEPS = 6, 240
@@ -31,15 +30,6 @@ def run(
     return ran
 
 
-def check(recovery: dict[str, Any], manifests: int = 2) -> None:
-    """The kill fell after `manifests` committed ones with step > 0, and after a step that the shard had acknowledged since."""
-    print(
-        f"{recovery['fault']}: {recovery['secondsToFirstPush']:.2f} s to the first push, {recovery['secondsToPassStep']:.2f} s to the step"
-    )
-    assert recovery["manifests"] >= manifests, recovery
-    assert recovery["checkpointStep"] > 0 and max(recovery["acknowledged"].values()) > recovery["checkpointStep"], recovery
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The undisturbed run."""
@@ -55,7 +45,7 @@ def test_a_killed_shard_and_a_killed_worker_change_no_bit(tmp_path: Path) -> Non
     what = ("kill:shard-1@step=45", "kill:worker-1@step=60")
     hit = run(tmp_path / "hit", *what, gates="33:25", epochs=2)
     assert [recovery["fault"] for recovery in hit.summary["recoveries"]] == list(what)
-    check(hit.summary["recoveries"][0], manifests=1)
+    check_recovery(hit.summary["recoveries"][0], manifests=1)
     assert hit.summary["attempts"] == [1, 2] and hit.summary["updates_lost"] == 0
     assert sum(hit.summary["restarts"].values()) == 2 and undisturbed.summary["restarts"] == {}
     assert hit.sha == undisturbed.sha
@@ -69,7 +59,7 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: 
     hit = run(tmp_path / "hit", *what, gates="55:50,130:125", way=way)
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     for recovery in hit.summary["recoveries"][:2]:
-        check(recovery)
+        check_recovery(recovery)
     assert hit.summary["attempts"] == [2, 2] and hit.summary["updates_lost"] == 0
     assert sum(hit.summary["restarts"].values()) == 3
     assert_steps_lost(hit)
@@ -89,7 +79,7 @@ def test_kills_change_no_bit_of_a_run_with_codecs(tmp_path: Path, push: str, pul
     what = ("kill:shard-0@step=70", "kill:worker-1@step=145")
     hit = run(tmp_path / "hit", *what, gates="55:50,130:125", way="tcp", codecs=(push, pull))
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
-    check(hit.summary["recoveries"][0])
+    check_recovery(hit.summary["recoveries"][0])
     assert hit.summary["codecs"] == undisturbed.summary["codecs"] == f"push {push}, pull {pull}"
     assert hit.summary["attempts"] == [2, 1] and hit.sha == undisturbed.sha
     assert_same_file(hit, undisturbed)

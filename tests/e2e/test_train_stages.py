@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,7 @@ from torch.utils.data import DataLoader
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split_model
 from tests.e2e.workloads import stages
-from tests.e2e.workloads.gates import steps_of
-from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
+from tests.e2e.workloads.running import HERE, ROOT, Ran, faults, manifest, stopped_from, train
 from tests.support import pipeline_reference as reference
 from tests.support import warm
 from tests.support.hardware import DEVICES, repeatable
@@ -208,11 +205,7 @@ def test_without_flush_a_kill_changes_little(tmp_path: Path, hit: str) -> None:
 def test_without_flush_a_run_that_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
     """All stages stop at one step, whose batches before count once each. What was open then is begun anew."""
     path = late(tmp_path, name, 0.1)
-    process, limit = start(tmp_path, path), time.monotonic() + SECONDS / 2
-    while not any(max(steps_of(run), default=0) >= 20 for run in tmp_path.glob(".psjob/*")) and time.monotonic() < limit:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    stopped = finish(process, tmp_path)
+    stopped = stopped_from(tmp_path, path, 20)
     at = stopped.summary["checkpoint"]["step"]
     assert stopped.summary["result"] == "Suspended" and 20 <= at < stages.STEPS, stopped.err
     ran = train(tmp_path, path, "--resume", str(stopped.folder))
