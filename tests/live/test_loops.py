@@ -83,47 +83,24 @@ def drawn(random: Random, faults: bool) -> Case:
 
     def training() -> Training:
         return Training(
-            zero=seldom(ZERO, 0.6) or "first",
-            to_none=random.choice((None, None, True, False)),
-            backward=seldom((*BACKWARD, "closure"), 0.6) or "once",
-            clip=seldom(CLIPS),
-            every=random.choice((1, 1, 1, 2, 3)),
-            left=random.choice(("", "step", "length")),
-            alternates=rarely(0.5),
-            leaves_out=rarely(0.1),
-        )
+            zero=seldom(ZERO, 0.6) or "first", to_none=random.choice((None, None, True, False)),
+            backward=seldom((*BACKWARD, "closure"), 0.6) or "once", clip=seldom(CLIPS), every=random.choice((1, 1, 1, 2, 3)),
+            left=random.choice(("", "step", "length")), alternates=rarely(0.5), leaves_out=rarely(0.1),
+        )  # fmt: skip
 
     def a_pass() -> Pass:
         return Pass(
-            head=seldom(HEADS, 0.8) or "for",
-            around=random.choice(AROUND),
-            training=training(),
-            function=rarely(),
-            skips=rarely(0.2),
-            leaves=random.choice((0, 0, 0, 4, 5)),
-            raised=seldom(RAISED, 0.2),
-            looks=seldom(LOOKS),
-            evaluates=seldom(EVALUATIONS, 0.5),
-            evaluates_within=rarely(),
-            anew=rarely(0.15),
-            seeds=rarely(0.15),
-            otherwise=rarely(0.15),
-            stops=rarely(0.15),
-            freezes=rarely(0.2),
-            idle=seldom(("step", "backward"), 0.15),
-        )
+            head=seldom(HEADS, 0.8) or "for", around=random.choice(AROUND), training=training(), function=rarely(), skips=rarely(0.2),
+            leaves=random.choice((0, 0, 0, 4, 5)), raised=seldom(RAISED, 0.2), looks=seldom(LOOKS), evaluates=seldom(EVALUATIONS, 0.5),
+            evaluates_within=rarely(), anew=rarely(0.15), seeds=rarely(0.15), otherwise=rarely(0.15), stops=rarely(0.15),
+            freezes=rarely(0.2), idle=seldom(("step", "backward"), 0.15),
+        )  # fmt: skip
 
     setting = Setting(
-        model=random.choice((*MODELS, TWO, PARTS)),
-        optimizer=random.choice(OPTIMIZERS),
-        scheduler=seldom(SCHEDULERS, 0.6),
-        scheduled=random.choice(("step", "epoch")),
-        handed=rarely(0.7),
-        double=rarely(),
-        autocast=rarely(0.15),
-        averaged=rarely(0.15),
+        model=random.choice((*MODELS, TWO, PARTS)), optimizer=random.choice(OPTIMIZERS), scheduler=seldom(SCHEDULERS, 0.6),
+        scheduled=random.choice(("step", "epoch")), handed=rarely(0.7), double=rarely(), autocast=rarely(0.15), averaged=rarely(0.15),
         hook=seldom(HOOKS, 0.25),
-    )
+    )  # fmt: skip
     passes = tuple(a_pass() for _ in range(random.choice((1, 1, 1, 2))))
     if setting.model == "dropout" and any(each.head == "beside" for each in passes):
         # Torch's loader draws a seed as an iterator is made, and psjob's as it is asked first: numbers drawn between are others.
