@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -56,7 +55,7 @@ from psjob.worker.session import WorkerSession
 from tests.live.hostile import LIMIT as SESSIONS_LIMIT
 from tests.live.hostile import LR as SESSIONS_LR
 from tests.live.hostile import World
-from tests.live.live_shards import SECONDS, Shards, Worker, all_well, at_once, eventually, serving, together
+from tests.live.live_shards import SECONDS, Shards, Worker, all_well, aside, at_once, eventually, serving, together
 from tests.live.training import push_filled
 from tests.support.soaking import soak
 
@@ -242,8 +241,7 @@ def test_shards_end_a_job_that_refuses_what_a_worker_lets_pass(tmp_path: Path) -
         workers = pair_of_workers(shards)
         looks_at_nothing(workers[1].session)
         act = steps(lambda rank: float("nan") if rank else 1.0)
-        training = threading.Thread(target=together, args=(workers, act), daemon=True)
-        training.start()
+        training = aside(lambda: together(workers, act))
         ended = eventually(lambda: 77 in shards.codes.values())
         for worker in workers:
             worker.die()

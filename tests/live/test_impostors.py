@@ -30,7 +30,7 @@ from psjob.wire.auth import GREETING_BYTES, Peer, ShardIdentity, Unproven
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, dump, parse, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.unauthenticated import STRANGER_LETTERS, one_line
-from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving
+from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, aside, eventually, serving
 from tests.live.stage_workers import Cluster, StageWorker, compare
 from tests.live.training import batch, build, loss_of, train_step
 from tests.support.reference import reference
@@ -457,8 +457,7 @@ def attacked(folder: Path, act: Callable[[tuple[str, int]], None]) -> None:
 
     with serving(folder, workers=2, shards=1, stages=Stages((1, 1))) as shards:
         cluster = Cluster(shards, MICROBATCHES, before)
-        runner = threading.Thread(target=cluster.run, daemon=True)
-        runner.start()
+        runner = aside(cluster.run)
         try:
             assert reached.wait(SECONDS)
             act(address[0])

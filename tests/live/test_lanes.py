@@ -28,7 +28,7 @@ from psjob.wire.handshake import greet
 from psjob.wire.tcp import StreamClosed
 from psjob.worker import connection as worker_link
 from psjob.worker.connection import REST_SECONDS, ReadLock, ShardConnection, WorkerLane
-from tests.live.live_shards import SECONDS, Shards, Worker, all_well, eventually, serving
+from tests.live.live_shards import SECONDS, Shards, Worker, all_well, aside, eventually, serving
 from tests.live.training import push_filled
 from tests.support.covering import each_value
 from tests.support.soaking import rotating
@@ -354,8 +354,7 @@ def test_a_turn_is_one_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     turn.take()
     assert not turn.borrow()
-    rested = threading.Thread(target=rest, daemon=True)
-    rested.start()
+    rested = aside(rest)
     assert eventually(lambda: turn._rests) and turn.borrow()
     monkeypatch.setattr(worker_link, "REST_SECONDS", soon)
     turn.call()
@@ -371,8 +370,7 @@ def test_a_call_ends_a_rest_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_link, "REST_SECONDS", 30.0)
     turn = ReadLock()
     turn.take()
-    rested = threading.Thread(target=turn.rest, daemon=True)
-    rested.start()
+    rested = aside(turn.rest)
     assert eventually(lambda: turn._rests)
     began = time.monotonic()
     turn.call()

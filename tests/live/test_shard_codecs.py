@@ -146,8 +146,7 @@ def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, code
     gone = threading.Event()
     with serving(tmp_path, shards=2, compression=asked(codec)) as shards:
         workers = workers_of(shards)
-        follower = threading.Thread(target=returning, daemon=True)
-        follower.start()
+        follower = aside(returning)
 
         def first(worker: Worker) -> None:
             try:

@@ -24,7 +24,7 @@ from torch import nn
 from psjob.process.config import Place
 from psjob.worker import connection
 from psjob.worker.exits import SessionEnd
-from tests.live.live_shards import NEVER, Died, Shards, Worker, all_well, eventually, serving
+from tests.live.live_shards import NEVER, Died, Shards, Worker, all_well, aside, eventually, serving
 from tests.support.soaking import soak
 
 BUFFER = 16 << 10
@@ -255,8 +255,7 @@ def test_breaks_do_not_begin_a_record_anew_and_its_process_gets_it_back(tmp_path
             training.end()
         carried = line.carried["down"]
         again = worker_of(Behind(shards, line), 1, start=2, ballast=RECORD)
-        thread = threading.Thread(target=again.attach, daemon=True)
-        thread.start()
+        thread = aside(again.attach)
         for part in range(1, 5):
             assert eventually(lambda: line.carried["down"] - carried > part * RECORD // 5, SECONDS)  # noqa: B023
             line.cut()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -32,7 +31,7 @@ from psjob_operator.cluster import observe
 from psjob_operator.cluster.main import CONNECTIONS as HEALTH_CONNECTIONS
 from psjob_operator.cluster.main import LINE_BYTES, Health
 from psjob_operator.contract import STATUS_BYTES
-from tests.live.live_shards import eventually
+from tests.live.live_shards import aside, eventually
 from tests.live.shard_processes import Processes, processes
 from tests.support.fuzzing import Change, byte_changes, changed_bytes, counts, fuzz
 from tests.support.ports import free
@@ -241,8 +240,7 @@ def test_a_shard_that_is_asked_raises_what_it_promises(name: str) -> None:
                 sock.recv(1000)
                 sock.sendall(ODD_ANSWERS[name])
 
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
+        thread = aside(answer)
         with pytest.raises((OSError, ValueError)):
             ask_shard("127.0.0.1", server.getsockname()[1], KEY, seconds=10.0)
         thread.join(10)

@@ -42,7 +42,7 @@ from psjob.worker.connection import ShardConnection
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status
 from psjob_operator.cluster import observe
-from tests.live.live_shards import Worker, all_well, eventually, serving
+from tests.live.live_shards import Worker, all_well, aside, eventually, serving
 from tests.live.shard_processes import HELLO, RUN, Idle, hello, idle, processes, read_all, settled, sized
 from tests.live.training import batch, loss_of, train_step
 from tests.support.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
@@ -169,8 +169,7 @@ def test_slow_bytes_run_into_the_deadline(idle: Idle, proven: bool) -> None:
                     return
                 sent += 1
 
-        thread = threading.Thread(target=drip, daemon=True)
-        thread.start()
+        thread = aside(drip)
         raw = read_all(sock)
         closed.set()
         thread.join()
@@ -388,10 +387,8 @@ def test_a_flood_costs_a_bounded_number_of_files_and_little_memory(tmp_path: Pat
                         most[0] = max(most[0], status(shard.pid, ("VmRSS",))[0])
                         most[1] = max(most[1], files_of(shard.pid))
 
-                watching = threading.Thread(target=look, daemon=True)
-                watching.start()
-                flooding = threading.Thread(target=flood, args=(address, FLOOD, words), daemon=True)
-                flooding.start()
+                watching = aside(look)
+                flooding = aside(lambda: flood(address, FLOOD, words))
                 steps = 0
                 while flooding.is_alive():
                     crowd.step()
