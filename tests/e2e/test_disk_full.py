@@ -1,4 +1,8 @@
-"""A volume without room for a checkpoint costs checkpoints, never the job: it waits with a sentence, and continues when there is room."""
+"""A volume without room for a checkpoint costs checkpoints, never the job: it waits with a sentence, and continues when there is room.
+
+- `psjob run` and a disk without room: refused at the start, told while it trains, with and without a display.
+- A job whose checkpoints do not fit on its volume.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.little_disk import COMES, INTERVAL, LITTLE, PACE, VOLUME_BYTES, job_of
+from psjob_client.local.run_folder import LEAST_ROOM, new_folder
+from psjob_client.problems import BadInput
 from tests.e2e.watched import Look, Watched, strays
-from tests.e2e.workloads.running import Ran, faults, train
+from tests.e2e.workloads.running import Ran, faults, manifest, train
 from tests.support.disks import Volume, mounted
 
-pytestmark = [pytest.mark.nodes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.nodes
+
+MEGABYTES, STEPS, PACE = 8.0, 300, 0.3
+INTERVAL = 8.0
+VOLUME_BYTES = 96_000_000
+LITTLE = 3_000_000
+"""Room for all that shard 0 writes, and too little for shard 1."""
+COMES = 90.0
+"""Seconds for what a busy machine does in a few."""
+
+
+def job_of(folder: Path, *words: str) -> Path:
+    command = ["bulky.py", str(MEGABYTES), str(STEPS), "--uneven", *words]
+    return manifest(folder, command, checkpoint={"periodSeconds": round(INTERVAL), "keep": 2})
+
+
 FIRST_BYTES = 8_000_000
 """Of the checkpoint of step 0, in equal parts on two shards; later ones have as much on shard 1, and kilobytes on shard 0."""
 SAID_SECONDS = 130.0
@@ -33,6 +53,7 @@ def volume(tmp_path: Path) -> Iterator[Volume]:
         yield made
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.soak
 @pytest.mark.parametrize("seconds", [25, 200])
 def test_a_volume_that_is_full_for_a_while_costs_checkpoints_alone(tmp_path: Path, plain: Ran, volume: Volume, seconds: int) -> None:
@@ -58,6 +79,7 @@ def test_a_volume_that_is_full_for_a_while_costs_checkpoints_alone(tmp_path: Pat
     assert summary["weights_sha256"] == plain.sha
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.rotating
 def test_a_job_that_starts_on_a_full_volume_waits_for_room(tmp_path: Path, plain: Ran, volume: Volume) -> None:
     """First not a byte can be written, then the claim of the run can, and the checkpoint of step 0 cannot."""
@@ -80,6 +102,7 @@ def test_a_job_that_starts_on_a_full_volume_waits_for_room(tmp_path: Path, plain
     assert summary["weights_sha256"] == plain.sha
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.soak
 def test_shard_0_returns_on_a_full_volume(tmp_path: Path, plain: Ran, volume: Volume) -> None:
     """Its claim is the first that a new coordinator writes."""
@@ -122,3 +145,32 @@ def assert_few_strays(looks: list[Look]) -> None:
     """At most one cut's files lie beside the committed ones: one per shard."""
     found = strays(looks)
     assert all(len(files) <= 1 for files in found.values()), found
+
+
+@pytest.mark.timeout(600)
+def test_a_full_disk_is_refused_at_the_start(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", VOLUME_BYTES) as volume:
+        volume.fill(leave=LEAST_ROOM // 2)
+        with pytest.raises(BadInput, match=rf"bytes are free there, and a run needs {LEAST_ROOM}"):
+            new_folder("digits", volume.folder)
+        assert not list((volume.folder / ".psjob").glob("digits-*"))
+        volume.make_room()
+        assert new_folder("digits", volume.folder).path.is_dir()
+
+
+@pytest.mark.timeout(600)
+def test_a_disk_that_fills_up_is_told_without_a_display(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", VOLUME_BYTES) as volume, Watched(volume, tmp_path, job_of(tmp_path, "--signs", str(tmp_path))) as job:
+        job.until("a checkpoint is committed", COMES, lambda: 0 in job.steps)
+
+        def told() -> bool:
+            if not job.last.beyond:
+                volume.fill(leave=LITTLE)
+            return "full" in job.last.problem
+
+        job.until("the job says that its volume is full", COMES, told)
+        job.until("the user is told", 10, lambda: "warning: checkpoints pause" in (tmp_path / "err").read_text())
+        volume.make_room()
+        job.until("the user is told that it is over", COMES, lambda: "checkpoints are written again" in (tmp_path / "err").read_text())
+        job.hurry()
+        job.end(COMES)

@@ -154,22 +154,3 @@ def test_a_stopped_shard_is_replaced_and_the_weights_are_the_same(undisturbed: E
     assert ended.code == 0, ended.told
     assert ended.summary["attempts"] == [1, 2] and ended.summary["restarts"] == {"Unresponsive": 1}
     assert ended.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
-
-
-def test_ctrl_c_and_resume_end_with_the_weights_of_one_run(undisturbed: Ended, tmp_path: Path) -> None:
-    job = manifest(tmp_path, "hard.py", "0.1", every=1000)
-    process = start(tmp_path, job)
-    limit = time.monotonic() + 200
-    while not (tmp_path / "passed").exists():
-        assert process.poll() is None and time.monotonic() < limit
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    stopped = end(tmp_path, process, 100)
-    assert stopped.code == 130 and stopped.summary["result"] == "Suspended", stopped.told
-    checkpoint = stopped.summary["checkpoint"]
-    assert 0 < checkpoint["step"] < STEPS and checkpoint["step"] == stopped.summary["steps"], stopped.told
-    last = stopped.told.splitlines()[-1].split()
-    assert last[:3] == ["psjob", "run", str(job)] and last[3] == "--resume"
-    ended = run(tmp_path, job, "--resume", last[4])
-    assert ended.code == 0 and ended.summary["run"] != stopped.summary["run"], ended.told
-    assert ended.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]

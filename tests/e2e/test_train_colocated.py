@@ -23,7 +23,6 @@ STEPS = 40
 
 
 def run(folder: Path, machines: int, *args: str, pace: float = 0.0, steps: int = LAST, placement: str = "Colocated") -> Ran:
-    folder.mkdir(exist_ok=True)
     words = ["colocated.py", *map(str, (TENSORS, steps, FIRST, LAST, pace))]
     kept = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"]}}, "periodSeconds": 3600, "everySteps": 10}
     job = manifest(folder, words, workers=machines, shards=machines, of_shards={"placement": placement}, checkpoint=kept)

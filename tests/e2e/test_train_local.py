@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ from psjob.checkpoint.manifest import newest
 from psjob.process.config import LocalConfig
 from tests.e2e.oracle import assert_same_bits
 from tests.e2e.workloads import mlp
-from tests.e2e.workloads.gates import steps_of
-from tests.e2e.workloads.running import faults, finish, manifest, start, train
+from tests.e2e.workloads.running import faults, manifest, stopped_from, train
 from tests.support.reference import local_reference
 
 OUTER = LocalConfig(inner_steps=4)
@@ -60,7 +57,6 @@ def test_ranks_that_came_back_count_the_batches_that_they_do_not_have(tmp_path: 
     shas = []
     for number, what in enumerate([(), ("kill:shard-0@step=3",)]):
         folder = tmp_path / str(number)
-        folder.mkdir()
         training = {"mode": "local", "local": {"innerSteps": 7}}
         job = manifest(
             folder, ["stateful.py", "2", "3:2"], workers=3, shards=1, training=training, checkpoint={"everySteps": 2, "periodSeconds": 3600}
@@ -93,13 +89,7 @@ def test_a_stop_in_the_middle_of_a_round_resumes_on_other_shards(tmp_path: Path)
     """An optimizer without a rule, and a loop without `ps.shard`: it makes the steps of its ended rounds again, without effect."""
     words = ["mlp.py", "rmsprop", str(STEPS), "--replay", "--pace", "0.05"]
     job = manifest(tmp_path, words, training=LOCAL, checkpoint={"everySteps": 5, "periodSeconds": 3600})
-    process = start(tmp_path, job)
-    limit = time.monotonic() + 300
-    while not any(steps_of(folder)[-1:] > [0] for folder in tmp_path.glob(".psjob/*")):
-        assert process.poll() is None and time.monotonic() < limit
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    stopped = finish(process, tmp_path)
+    stopped = stopped_from(tmp_path, job, 1)
     checkpoint = stopped.summary["checkpoint"]["step"]
     assert stopped.code == 130 and 5 <= checkpoint == stopped.summary["steps"] < ROUNDS, "the last checkpoint holds the last round"
     assert f"stopped at round {checkpoint}, checkpoint at round {checkpoint}" in stopped.err

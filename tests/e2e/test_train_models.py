@@ -24,7 +24,6 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def job(folder: Path, *words: str, **training: object) -> Path:
-    folder.mkdir(exist_ok=True)
     return manifest(
         folder, [*words], workers=2, shards=2, training={"mode": "sync", "seed": 2, **training},
         checkpoint={"periodSeconds": 3600, "everySteps": 10},
@@ -53,7 +52,6 @@ def test_a_kill_changes_no_bit_of_a_group_that_came_later(tmp_path: Path, traini
 
 
 def job_clipping(folder: Path, *words: str, **training: Any) -> Path:
-    folder.mkdir(exist_ok=True)
     return manifest(
         folder, ["clipping.py", *words], workers=3, shards=2, training={"mode": "sync", **training},
         checkpoint={"periodSeconds": 3600, "everySteps": 10}, of_shards={"progressDeadlineSeconds": 3},
@@ -89,7 +87,6 @@ WORKERS, SHARDS, SEED = 3, 2, 5
 
 
 def job_data(folder: Path, form: str, *words: str) -> Path:
-    folder.mkdir(exist_ok=True)
     return manifest(
         folder, ["accumulating.py", form, *words], workers=WORKERS, shards=SHARDS, training={"mode": "sync", "seed": SEED},
         checkpoint={"periodSeconds": 3600, "everySteps": 2},

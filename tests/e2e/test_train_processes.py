@@ -26,7 +26,6 @@ every_way = pytest.mark.parametrize(("device", "way"), [soak("cpu", "gloo"), *((
 def job(
     folder: Path, workers: int, processes: int | None, *words: str, script: str = "local_ranks.py", way: str = "auto", **spec: Any
 ) -> Path:
-    folder.mkdir(exist_ok=True)
     made = manifest(folder, [script, *words], workers=workers, shards=2, **spec)
     raw = json.loads(made.read_text())
     if processes is not None:

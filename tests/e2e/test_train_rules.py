@@ -2,13 +2,13 @@
 
 - Bounded staleness as a user runs it: shards and workers are killed, the job is stopped, and it continues in another mode.
 - A running job is told another mode by its config: it goes over at a checkpoint, and no push is lost or counts twice.
+- Modes in which the coordinator decides, as jobs: processes are killed in the middle, and every push counts at most once.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from psjob.checkpoint.manifest import newest
 from tests.e2e.workloads import ledger, mlp
-from tests.e2e.workloads.gates import steps_of
-from tests.e2e.workloads.running import SECONDS, faults, finish, manifest, start, train
+from tests.e2e.workloads.running import SECONDS, Ran, faults, finish, manifest, start, train
 from tests.support.soaking import rotating, soak
-
-pytestmark = pytest.mark.timeout(1500)
-
 
 STEPS = 200
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("rule", "transport"),
     [rotating("dana-dc", "auto"), *(soak(rule, "tcp") for rule in ("dana-zero", "gap-aware-dana", "dc-asgd"))],
@@ -51,6 +49,7 @@ def test_a_job_with_kills_learns_by_a_named_rule(tmp_path: Path, rule: str, tran
     assert {"v@0", "v@1"} <= names or rule == "dc-asgd"
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.rotating
 def test_what_a_killed_shard_and_its_first_answer_lost_is_what_is_missing(tmp_path: Path) -> None:
     """The first push after the loss is based on weights that are gone: lr-over-lag cannot know its lag. Each push that counts adds 1."""
@@ -79,39 +78,6 @@ def state_of(path: Path) -> set[str]:
 
 WORKERS, SHARDS, BOUNDED_STEPS = 2, 2, 140
 CHECKPOINTS = {"everySteps": 20, "periodSeconds": 3600, "keep": 100}
-TRAINING = {"mode": "bounded", "bounded": {"staleness": 2}}
-
-
-@pytest.mark.rotating
-def test_a_killed_shard_loses_what_it_says_and_a_killed_worker_nothing(tmp_path: Path) -> None:
-    words = ["ledger.py", str(BOUNDED_STEPS), "0.02", "50:40"]
-    job = manifest(tmp_path, words, workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS)
-    ran = train(tmp_path, job, *faults("kill:shard-1@step=70", "kill:worker-0@step=105"))
-    assert sum(ran.summary["restarts"].values()) == 2 and ran.summary["attempts"] == [1, 2], "only who was killed was started again"
-    table = ledger.counted(ran.weights(), WORKERS, SHARDS)
-    assert all(block == [BOUNDED_STEPS] * WORKERS for block in table[0]), table
-    assert all(count <= BOUNDED_STEPS for block in table[1] for count in block), f"a push counted twice: {table}"
-    (missing,) = {BOUNDED_STEPS * WORKERS - sum(block) for block in table[1]}
-    assert missing == ran.summary["updates_lost"] > 0
-
-
-@pytest.mark.soak
-def test_a_stopped_run_goes_on_in_sync(tmp_path: Path) -> None:
-    """Its last checkpoint is one step of all workers, so what was pushed before counts once each, and what came after as means."""
-    job = manifest(
-        tmp_path, ["ledger.py", str(BOUNDED_STEPS), "0.05"], workers=WORKERS, shards=SHARDS, training=TRAINING, checkpoint=CHECKPOINTS
-    )
-    process, limit = start(tmp_path, job), time.monotonic() + SECONDS / 2
-    while not any(max(steps_of(run), default=0) >= 20 for run in tmp_path.glob(".psjob/*")) and time.monotonic() < limit:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    stopped = finish(process, tmp_path)
-    at = stopped.summary["checkpoint"]["step"]
-    assert stopped.summary["result"] == "Suspended" and 20 <= at < BOUNDED_STEPS, stopped.err
-    ran = train(tmp_path, job, "--resume", str(stopped.folder), "--set", "spec.training.mode=sync")
-    weights = ran.weights()
-    found = {float(weights[tensor][element]) for rank in range(WORKERS) for _, tensor, element in ledger.places(rank)}
-    assert found == {at + (BOUNDED_STEPS - at) / WORKERS}
 
 
 SWITCH_STEPS = 240
@@ -119,6 +85,7 @@ TOLD = "told"
 """The file for which the script waits, however late this test's process is."""
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.rotating
 def test_sync_async_sync_while_training_goes_on(tmp_path: Path) -> None:
     """A step of sync adds half a push of each worker, any other a whole one; the last shard 0 to die finds the mode in the checkpoint."""
@@ -164,3 +131,50 @@ def switches(run: Path) -> list[tuple[int, str]]:
     """(step, mode) of each change, as shard 0 has logged it."""
     told = "".join(path.read_text() for path in sorted((run / "logs").glob("job-shard-0-*.log")))
     return [(int(step), mode) for step, mode in re.findall(r"from step (\d+) on the mode is (\S+), it was", told)]
+
+
+DECIDED_STEPS = 100
+"""Of 3 workers in 5 epochs."""
+
+
+def run(folder: Path, training: dict[str, Any], *what: str, gates: str = "", policy: str = "AllWorkers") -> Ran:
+    late = "late" if policy == "FirstWorker" else ""
+    job = manifest(
+        folder, ["decided.py", "5", gates, late], workers=3, shards=2, checkpoint=CHECKPOINTS, training=training,
+        runPolicy={"successPolicy": policy},
+    )  # fmt: skip
+    return train(folder, job, *faults(*what))
+
+
+@pytest.mark.timeout(1000)
+@pytest.mark.rotating
+def test_kills_change_no_bit_of_a_run_with_a_backup_worker(tmp_path: Path) -> None:
+    """The last worker's pushes never count, so the weights are those of the other two, who end the job."""
+    plain = run(tmp_path / "plain", {"sync": {"backupWorkers": 1}}, policy="FirstWorker")
+    assert plain.summary["steps"] == DECIDED_STEPS and plain.summary["restarts"] == {}
+    what = ("kill:shard-1@step=45", "kill:worker-2@step=60", "kill:shard-0@step=75")
+    hit = run(tmp_path / "hit", {"sync": {"backupWorkers": 1}}, *what, gates="35:20,65:60", policy="FirstWorker")
+    assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
+    assert hit.summary["attempts"] == [2, 2] and hit.summary["updates_lost"] == 0
+    assert hit.summary["steps"] == DECIDED_STEPS and hit.sha == plain.sha
+    mine, theirs = hit.weights(), plain.weights()
+    assert {name: tensor.equal(theirs[name]) for name, tensor in mine.items()} == dict.fromkeys(theirs, True)
+
+
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize(
+    "training",
+    [
+        soak({"mode": "softsync", "softsync": {"splits": 3}}, id="softsync"),
+        soak({"mode": "threshold", "threshold": {"staleness": 4}}, id="threshold"),
+    ],
+)
+def test_a_killed_shard_and_a_killed_worker_stop_no_job(tmp_path: Path, training: dict[str, Any]) -> None:
+    """Every worker comes to its end, whoever was lost."""
+    what = ("kill:shard-1@step=90", "kill:worker-1@step=150")
+    hit = run(tmp_path / "hit", training, *what, gates="30:20")
+    assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
+    assert hit.summary["attempts"] == [1, 2] and hit.summary["result"] == "Complete"
+    made, _ = newest(hit.folder, str(hit.summary["run"]))
+    assert made is not None and made.final and {int(worker["clock"]) for worker in made.workers.values()} == {DECIDED_STEPS}
+    assert made.step > DECIDED_STEPS, "updates of some workers, not of all together"

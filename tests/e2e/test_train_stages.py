@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,7 @@ from torch.utils.data import DataLoader
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import split_model
 from tests.e2e.workloads import stages
-from tests.e2e.workloads.gates import steps_of
-from tests.e2e.workloads.running import HERE, ROOT, SECONDS, Ran, faults, finish, manifest, start, train
+from tests.e2e.workloads.running import HERE, ROOT, Ran, faults, manifest, stopped_from, train
 from tests.support import pipeline_reference as reference
 from tests.support import warm
 from tests.support.hardware import DEVICES, repeatable
@@ -35,7 +32,6 @@ every_device = pytest.mark.parametrize("device", DEVICES)
 
 def job(folder: Path, pace: float = 0.0, replicas: tuple[int, ...] = (1, 1, 1), words: Sequence[str] = (), **training: Any) -> Path:
     """Stages of so many workers each; the manifest says where they are cut, unless the script leaves it to psjob."""
-    folder.mkdir(exist_ok=True)
     stages: list[dict[str, Any]] = [{"name": f"part-{number}", "replicas": count} for number, count in enumerate(replicas)]
     for stage, cut in zip(stages[1:], CUTS, strict=True):
         if "auto" not in words:
@@ -209,11 +205,7 @@ def test_without_flush_a_kill_changes_little(tmp_path: Path, hit: str) -> None:
 def test_without_flush_a_run_that_was_stopped_goes_on(tmp_path: Path, name: str) -> None:
     """All stages stop at one step, whose batches before count once each. What was open then is begun anew."""
     path = late(tmp_path, name, 0.1)
-    process, limit = start(tmp_path, path), time.monotonic() + SECONDS / 2
-    while not any(max(steps_of(run), default=0) >= 20 for run in tmp_path.glob(".psjob/*")) and time.monotonic() < limit:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    stopped = finish(process, tmp_path)
+    stopped = stopped_from(tmp_path, path, 20)
     at = stopped.summary["checkpoint"]["step"]
     assert stopped.summary["result"] == "Suspended" and 20 <= at < stages.STEPS, stopped.err
     ran = train(tmp_path, path, "--resume", str(stopped.folder))
@@ -221,55 +213,58 @@ def test_without_flush_a_run_that_was_stopped_goes_on(tmp_path: Path, name: str)
     assert ran.weights()["4.num_batches_tracked"] == 4 * stages.STEPS, "each micro-batch went through once, but for what was open"
 
 
-@pytest.mark.parametrize(
-    ("does", "says"),
-    [
-        rotating("ps.export('weights.safetensors')", "model.state_dict() in a job of stages"),
-        rotating("model(x)", "a forward of the model in a job of stages"),
-        soak("optimizer.state_dict()", "optimizer.state_dict() in a job of stages"),
-        soak("pipe.evaluate(x)", "pipe.evaluate in a job"),
-        rotating("pipe.step(x, y)", "pipe.step was called twice in step 2"),
-    ],
-)
-def test_what_would_show_first_values_of_other_stages_is_refused(tmp_path: Path, does: str, says: str) -> None:
-    text = (HERE / "stages.py").read_text()
-    (tmp_path / "script.py").write_text(text.replace("loss = pipe.step(x, y)", f"loss = pipe.step(x, y); ps.step() < 2 or {does}"))
-    path = job(tmp_path)
-    path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
-    ran = train(tmp_path, path, expect=1)
-    assert says in ran.err + ran.log("job-worker-0") and "Traceback" not in ran.err + ran.log("job-worker-0")
-
-
-@pytest.mark.rotating
-@pytest.mark.parametrize(
-    ("does", "says", "size"),
-    [
-        ("[setattr(p, 'grad', torch.ones_like(p)) for p in model.parameters()]", "the script has added gradients of its own", 10),
-        ("None", "has 3 samples, and without flush it needs one for each of 4 micro-batches", 3),
-    ],
-)
-def test_what_would_be_lost_without_flush_is_refused(tmp_path: Path, does: str, says: str, size: int) -> None:
-    text = (HERE / "stages.py").read_text()
-    text = text.replace("batch_size=10", f"batch_size={size}")
-    (tmp_path / "script.py").write_text(text.replace("loss = pipe.step(x, y)", f"loss = pipe.step(x, y); ps.step() < 2 or {does}"))
-    path = job(tmp_path, pipeline={"microbatches": 4, "schedule": "2bw"})
-    path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
-    ran = train(tmp_path, path, expect=1)
-    assert says in ran.err + ran.log("job-worker-0") and "Traceback" not in ran.err + ran.log("job-worker-0")
-
-
-def with_line(folder: Path, path: Path, line: str) -> str:
-    """Let the job of this manifest run the script with one more line after each `pipe.step`; the text of it."""
+def with_line(folder: Path, path: Path, line: str, size: int = 10) -> str:
+    """Let the job of this manifest run the script with one more line after each `pipe.step`, on batches of `size`; the text of it."""
     text = (HERE / "stages.py").read_text().replace("loss = pipe.step(x, y)", f"loss = pipe.step(x, y); {line}")
+    text = text.replace("batch_size=10", f"batch_size={size}")
     (folder / "script.py").write_text(text)
     path.write_text(path.read_text().replace(str(HERE / "stages.py"), "script.py"))
     return text
 
 
+CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.2)"
+_ALIKE = "clip_grad_norm_ with max_norm 0.2 in a job of stages, whose workers must all clip alike; set spec.training.sync.maxGradNorm: 0.2"
+ADDS = "[setattr(p, 'grad', torch.ones_like(p)) for p in model.parameters()]"
+
+
+@pytest.mark.parametrize(
+    ("line", "training", "says"),
+    [
+        # What would show first values of other stages,
+        rotating("ps.step() < 2 or ps.export('weights.safetensors')", {}, "model.state_dict() in a job of stages"),
+        rotating("ps.step() < 2 or model(x)", {}, "a forward of the model in a job of stages"),
+        soak("ps.step() < 2 or optimizer.state_dict()", {}, "optimizer.state_dict() in a job of stages"),
+        soak("ps.step() < 2 or pipe.evaluate(x)", {}, "pipe.evaluate in a job"),
+        rotating("ps.step() < 2 or pipe.step(x, y)", {}, "pipe.step was called twice in step 2"),
+        # what would be lost without flush,
+        rotating(f"ps.step() < 2 or {ADDS}", {"schedule": "2bw"}, "the script has added gradients of its own"),
+        rotating("None", {"schedule": "2bw", "size": 3}, "has 3 samples, and without flush it needs one for each of 4 micro-batches"),
+        # and a norm for which a stage would wait.
+        rotating(
+            CLIP,
+            {"schedule": "pipedream", "words": ["untied"]},
+            "clip_grad_norm_ in a job of stages does not go with training.pipeline.schedule pipedream",
+        ),
+        rotating(f"ps.rank() or {CLIP}", {"words": ["untied"]}, _ALIKE),
+        rotating(CLIP, {"words": ["untied"], "sync": {"maxGradNorm": 0.3}}, _ALIKE),
+    ],
+)
+def test_what_a_script_may_not_do_in_stages_is_refused(tmp_path: Path, line: str, training: dict[str, Any], says: str) -> None:
+    training = dict(training)
+    size, schedule = training.pop("size", 10), training.pop("schedule", None)
+    if schedule is not None:
+        training |= {"pipeline": {"microbatches": 4, "schedule": schedule}}
+    path = job(tmp_path, **training)
+    with_line(tmp_path, path, line, size)
+    ran = train(tmp_path, path, expect=1)
+    said = ran.err + ran.log("job-worker-0")
+    assert says in said and "Traceback" not in said
+
+
 @pytest.mark.parametrize(
     ("line", "training"),
     [
-        rotating("nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {"sync": {"maxGradNorm": 0.2}}),
+        rotating(CLIP, {"sync": {"maxGradNorm": 0.2}}),
         soak("nn.utils.clip_grad_value_(model.parameters(), 0.01)", {}),
     ],
     ids=["norm", "value"],
@@ -283,36 +278,10 @@ def test_a_script_clips_as_one_process_does(tmp_path: Path, line: str, training:
     assert (wanted["2.weight"] - alone()["2.weight"]).abs().max() > 1e-3
 
 
-_ALIKE = "clip_grad_norm_ with max_norm 0.2 in a job of stages, whose workers must all clip alike; set spec.training.sync.maxGradNorm: 0.2"
-
-
-@pytest.mark.rotating
-@pytest.mark.parametrize(
-    ("line", "training", "says"),
-    [
-        (
-            "nn.utils.clip_grad_norm_(model.parameters(), 0.2)",
-            {"pipeline": {"microbatches": 4, "schedule": "pipedream"}},
-            "clip_grad_norm_ in a job of stages does not go with training.pipeline.schedule pipedream",
-        ),
-        ("ps.rank() or nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {}, _ALIKE),
-        ("nn.utils.clip_grad_norm_(model.parameters(), 0.2)", {"sync": {"maxGradNorm": 0.3}}, _ALIKE),
-    ],
-    ids=["pipedream", "one stage", "two ways"],
-)
-def test_a_norm_that_a_stage_would_wait_for_is_refused(tmp_path: Path, line: str, training: dict[str, Any], says: str) -> None:
-    path = job(tmp_path, words=["untied"], **training)
-    with_line(tmp_path, path, line)
-    ran = train(tmp_path, path, expect=1)
-    said = ran.err + ran.log("job-worker-0")
-    assert says in said and "Traceback" not in said
-
-
 @pytest.mark.rotating
 def test_what_stages_cannot_do_is_refused(tmp_path: Path) -> None:
     ran = train(tmp_path, job(tmp_path, mode="async"), expect=2)
     assert "stages" in ran.err
-    (tmp_path / "other").mkdir()
     path = manifest(tmp_path / "other", ["stages.py", "0", "2"], workers=2, shards=1)
     ran = train(tmp_path / "other", path, expect=1)
     assert "a job without stages: give the manifest spec.stages" in ran.err + ran.log("job-worker-0")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import etcd_restored
+from tests.e2e import node_faults
 from tests.integration.operator_harness import manifest, until, world
 from tests.support.cluster_fixtures import Cluster
 
@@ -42,13 +42,13 @@ def test_an_operator_ends_when_the_api_server_is_back_at_an_earlier_state(
         place.create(manifest("job"))
         place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
         place.until_phase("Running", "job")
-        etcd_restored.backup(plane, tmp_path / "etcd")
+        node_faults.backup(plane, tmp_path / "etcd")
         for number in (1, 2):
             place.end(f"job-worker-1-r{number}", 75, message='{"ending": "drained"}')
             place.until("its next start", lambda number=number: f"job-worker-1-r{number + 1}" in place.pods())
             place.run(f"job-worker-1-r{number + 1}", node=node)
         place.until_phase("Running", "job")
-        etcd_restored.restore(plane, tmp_path / "etcd")
+        node_faults.restore(plane, tmp_path / "etcd")
         assert place.status("job")["internal"]["workerStart"] == 1
         for operator in place.operators:
             until("each to end", lambda it=operator: not it.alive(), 60, also=lambda it=operator: it.log.read_text()[-3000:])

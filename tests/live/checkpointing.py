@@ -11,6 +11,7 @@ from torch import nn
 
 from psjob.process.config import CheckpointConfig
 from tests.live.live_shards import Shards, Worker, until_checkpoints
+from tests.live.training import push_filled
 
 OFTEN = CheckpointConfig(interval_seconds=0.02, every_steps=None, keep=1000, disabled=False, resume_from=None)
 
@@ -38,8 +39,6 @@ def steps(count: int, seed: int, breaks: float = 0.0, cut_by: Shards | None = No
             if chance.random() < breaks:
                 worker.session.links[chance.randrange(len(worker.session.links))].close()
             time.sleep(0.004 * chance.random())
-            for p in worker.model.parameters():
-                p.grad = torch.full_like(p, -1.0)
-            worker.optimizer.step()
+            push_filled(worker, -1.0)
 
     return act

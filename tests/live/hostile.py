@@ -27,6 +27,7 @@ from psjob.wire.reading import StreamClosed
 from psjob.wire.tcp import Stream
 from psjob.worker.connection import ShardConnection
 from tests.live.live_shards import Rewound, Shards, Worker, at_once, serving, stacks
+from tests.live.training import push_filled
 from tests.support.fuzzing import EDGES, changed_json, json_changes
 
 LR, LIMIT = 0.1, 0.5
@@ -163,9 +164,7 @@ class World:
 
         def step() -> None:
             try:
-                for p in self.honest.model.parameters():
-                    p.grad = torch.full_like(p, 1e-3)
-                self.honest.optimizer.step()
+                push_filled(self.honest, 1e-3)
             except (Rewound, Exception) as error:
                 failed.append(error)
 

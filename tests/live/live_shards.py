@@ -63,30 +63,14 @@ class Shards:
         self.ports = ports = [*ports] or [int(sock.getsockname()[1]) for sock in held]
         peers = tuple(ShardAddress("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
         self.config = Config(
-            "job",
-            run,
-            "0" * 64,
-            mode,
-            5,
-            update_at,
-            workers,
-            peers,
-            checkpoint,
-            "AllWorkers",
-            10.0,
-            60.0,
-            streams,
-            gradients,
-            compression,
-            transport,
-            update_rule,
-            **more,
-        )
+            "job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, "AllWorkers", 10.0, 60.0, streams, gradients,
+            compression, transport, update_rule, **more,
+        )  # fmt: skip
+        self.folder = folder / run
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.certificates = folder
         if self.config.encryption != "none":
             write_certificates(folder, shards)
-        self.folder = folder / run
-        self.folder.mkdir(exist_ok=True)
         self.servers: list[Server] = []
         self.codes: dict[int, int] = {}
         self.guests: list[Worker] = []
@@ -99,21 +83,9 @@ class Shards:
             if index:
                 config = replace(config, shards=(replace(peers[0], port=line(peers[0].port)), *peers[1:]))
             place = Place(
-                "shard",
-                index,
-                run,
-                attempt,
-                attempt,
-                0,
-                f"shard-{index}",
-                config,
-                "127.0.0.1",
-                folder,
-                0,
-                "",
-                handed("shard", index, attempt),
-                self._encryption(index),
-            )
+                "shard", index, run, attempt, attempt, 0, f"shard-{index}", config, "127.0.0.1", folder, 0, "",
+                handed("shard", index, attempt), self._encryption(index),
+            )  # fmt: skip
             listener = tcp.listening_socket("127.0.0.1", peers[index].port)
             acceptor = Acceptor(place)
             pool = StreamPool(f"shard-{index}")
@@ -132,21 +104,9 @@ class Shards:
     def place(self, rank: int, start: int = 1, rewinds: int = 0) -> Place:
         """Where a worker of this run stands."""
         return Place(
-            "worker",
-            rank,
-            self.config.run,
-            start,
-            0,
-            rewinds,
-            f"worker-{rank}-r{start}",
-            self.config,
-            None,
-            None,
-            0,
-            "",
-            handed("worker", rank, start),
-            self._encryption(),
-        )
+            "worker", rank, self.config.run, start, 0, rewinds, f"worker-{rank}-r{start}", self.config, None, None, 0, "",
+            handed("worker", rank, start), self._encryption(),
+        )  # fmt: skip
 
     def _encryption(self, shard: int | None = None) -> Encryption:
         """Of a process of this run: of a worker, or of that shard."""
@@ -380,6 +340,7 @@ def aside(act: Callable[[], Any]) -> threading.Thread:
     """Run in a thread of its own, as another process would."""
 
     def run() -> None:
+        torch.set_num_threads(1)  # it holds for one thread only
         with suppress(SystemExit, Died):
             act()
 

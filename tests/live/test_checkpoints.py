@@ -27,7 +27,7 @@ from psjob.process.config import CheckpointConfig
 from psjob.resume.record import unpack
 from tests.live.checkpointing import OFTEN, counting, steps
 from tests.live.embeddings import ROWS, Clicks, adagrad, loss_of, rows_of
-from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving, together, until_checkpoints
+from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, together, until_checkpoints
 from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -102,23 +102,6 @@ def test_checkpoints_by_steps_stand_at_multiples(tmp_path: Path) -> None:
         all_well([counting(shards, rank) for rank in range(2)], act)
         made = [one.step for one, _ in manifests(tmp_path / "run-1")]
     assert made == [0, 5, 10, 15, 20, 23]
-
-
-def test_a_request_makes_a_checkpoint(tmp_path: Path) -> None:
-    """`ps.checkpoint()`, where the interval is far off."""
-    with serving(tmp_path, workers=1, shards=2) as shards:
-        worker = counting(shards, 0)
-
-        def act(worker: Worker) -> None:
-            steps(3, 5)(worker)
-            worker.session.checkpoint()
-            deadline = time.monotonic() + SECONDS / 2
-            while len(list((tmp_path / "run-1").glob("manifest-*.json"))) < 2 and time.monotonic() < deadline:
-                steps(1, 6)(worker)
-
-        all_well([worker], act)
-        made = [one.step for one, _ in manifests(tmp_path / "run-1")]
-    assert made[0] == 0 and len(made) == 3 and made[1] >= 3
 
 
 TURN, INCREMENT_STEPS = 12, 32

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,8 @@ from psjob.shard.status_server import status
 from psjob.wire import tcp
 from psjob.wire.auth import ShardIdentity
 from psjob.wire.frame import Header, Kind, WireError
-from tests.live.live_shards import SECONDS, Shards, Worker, eventually, serving, together
+from tests.live.live_shards import SECONDS, Shards, Worker, aside, eventually, serving, together
+from tests.live.training import push_filled
 from tests.support.relay import shard_answers
 from tests.tensors.desk import Desk
 from tests.tensors.lone_shard import LoneShard
@@ -52,9 +52,7 @@ def train_and_die(shards: Shards) -> None:
             worker.edge(step)
             if len(list(shards.folder.glob("manifest-*.json"))) > 1 or time.monotonic() > deadline:
                 break
-            for p in worker.model.parameters():
-                p.grad = torch.ones_like(p)
-            worker.optimizer.step()
+            push_filled(worker, 1.0)
         for link in worker.session.links:
             link.close()
         raise Killed
@@ -93,8 +91,7 @@ def test_nobody_speaks_to_it_and_it_ends_once_a_higher_term_is_claimed(tmp_path:
 
 def soon(act: Callable[[], object], seconds: float = 20.0) -> bool:
     """Whether `act` comes back; a send to a frozen peer fails after a minute."""
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
+    thread = aside(act)
     thread.join(seconds)
     return not thread.is_alive()
 

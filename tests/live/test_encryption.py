@@ -80,7 +80,6 @@ def between(shards: Shards) -> Iterator[Listener]:
 
 def trained(folder: Path, changes: int = 0, **more: Any) -> tuple[list[torch.Tensor], Listener]:
     """Two workers train; the weights in the end, and who was between them and shard 0."""
-    folder.mkdir()
     with serving(folder, workers=2, shards=2, transport="tcp", **more) as shards, between(shards) as relay:
         workers = [worker_of(shards, rank) for rank in range(2)]
 

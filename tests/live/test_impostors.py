@@ -30,10 +30,9 @@ from psjob.wire.auth import GREETING_BYTES, Peer, ShardIdentity, Unproven
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, dump, parse, run_digest
 from psjob.wire.handshake import greet
 from psjob.wire.unauthenticated import STRANGER_LETTERS, one_line
-from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, eventually, serving
-from tests.live.stage_oracle import compare
-from tests.live.stage_workers import Cluster, StageWorker
-from tests.live.training import batch, build, loss_of
+from tests.live.live_shards import NEVER, SECONDS, Shards, Worker, all_well, aside, eventually, serving
+from tests.live.stage_workers import Cluster, StageWorker, compare
+from tests.live.training import batch, build, loss_of, train_step
 from tests.support.reference import reference
 from tests.support.relay import DIALLER, Relay, parts
 from tests.support.runkeys import RUN, handed
@@ -272,9 +271,7 @@ def test_no_attempt_hears_or_changes_anything(tmp_path: Path, undisturbed: str) 
                     for thread in attackers:
                         thread.join(100)
                     over.set()
-                worker.optimizer.zero_grad()
-                loss_of(worker.model, batch(step, worker.rank)).backward()
-                worker.optimizer.step()
+                train_step(worker, step)
 
         all_well(workers, act)
         assert over.is_set() and len(heard) == 2 * len(ATTEMPTS)
@@ -344,9 +341,7 @@ def test_who_sits_between_ends_a_stream_and_no_more(tmp_path: Path, undisturbed:
 
         def act(worker: Worker) -> None:
             for step in range(STEPS):
-                worker.optimizer.zero_grad()
-                loss_of(worker.model, batch(step, worker.rank)).backward()
-                worker.optimizer.step()
+                train_step(worker, step)
                 if step == STEPS // 2 and worker.rank == 0:
                     to = Dialled(shards.address(0))
                     to.say(between.recorded)
@@ -462,8 +457,7 @@ def attacked(folder: Path, act: Callable[[tuple[str, int]], None]) -> None:
 
     with serving(folder, workers=2, shards=1, stages=Stages((1, 1))) as shards:
         cluster = Cluster(shards, MICROBATCHES, before)
-        runner = threading.Thread(target=cluster.run, daemon=True)
-        runner.start()
+        runner = aside(cluster.run)
         try:
             assert reached.wait(SECONDS)
             act(address[0])

@@ -29,7 +29,7 @@ from psjob.rules.base import UpdateFacts
 from psjob.worker import session
 from psjob.worker.session import SMALL_RECORD
 from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving
-from tests.live.training import OPTIMIZERS, batch, build, loss_of, plain, steps
+from tests.live.training import OPTIMIZERS, batch, build, loss_of, plain, steps, train_step
 from tests.support.covering import each_value
 from tests.support.reference import local_reference
 from tests.support.soaking import rotating
@@ -126,9 +126,7 @@ def test_wait_ends_a_round_for_who_reads_the_weights(tmp_path: Path) -> None:
         assert rounds is not None
         for begin, end in ((0, 6), (6, 10)):
             for step in range(begin, end):
-                worker.optimizer.zero_grad()
-                loss_of(worker.model, batch(step, worker.rank)).backward()
-                worker.optimizer.step()
+                train_step(worker, step)
                 assert rounds.at_step == (step + 1 if begin == 0 else step + 3), "the round of two counts as a whole one"
             worker.job.wait()
             held[worker.rank].append(bits(worker.model))
@@ -153,9 +151,7 @@ def test_a_loop_of_its_own_goes_on_where_its_last_round_ended(
 
     def train(worker: Worker, begin: int, end: int) -> None:
         for step in range(begin, end):
-            worker.optimizer.zero_grad()
-            loss_of(worker.model, batch(step, worker.rank)).backward()
-            worker.optimizer.step()
+            train_step(worker, step)
 
     def whole(worker: Worker) -> None:
         for begin, end in pairwise(ends):
@@ -201,9 +197,7 @@ def test_a_place_in_the_data_goes_on_from_the_record_of_a_round_before(tmp_path:
     def train(worker: Worker, begin: int, end: int) -> None:
         for step in range(begin, end):
             worker.edge(step)
-            worker.optimizer.zero_grad()
-            loss_of(worker.model, batch(step, worker.rank)).backward()
-            worker.optimizer.step()
+            train_step(worker, step)
 
     def from_step(worker: Worker, begin: int) -> None:
         train(worker, begin, 6)
@@ -287,9 +281,7 @@ def test_rounds_of_delayed_nesterov_wait_for_nobody(tmp_path: Path) -> None:
         steps(2)(worker)
         assert ended.wait(SECONDS)
         for step in (2, 3):
-            worker.optimizer.zero_grad()
-            loss_of(worker.model, batch(step, worker.rank)).backward()
-            worker.optimizer.step()
+            train_step(worker, step)
 
     with serving(tmp_path, mode="local", local=OUTER, update_rule="delayed-nesterov", rule_options={"activation": 0.25}) as shards:
         all_well([Worker(shards, rank, model, OPTIMIZERS["adamw"](model)) for rank, model in enumerate(build() for _ in range(2))], act)

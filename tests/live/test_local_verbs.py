@@ -1,14 +1,19 @@
-"""The verbs over runs of this machine: real processes of `psjob run`, with the stand-in for the runtime where training does not matter."""
+"""The verbs over runs of this machine: real processes of `psjob run`, with the stand-in for the runtime where training does not matter.
+
+- A folder of runs that came from elsewhere: it hangs nobody, and nothing in it has another process signalled.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import csv
+import fcntl
 import io
 import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +24,9 @@ import yaml
 
 from psjob import AsyncClient, Client
 from psjob_client.jobs import runs
+from psjob_client.jobs.runs import LocalJobs
 from psjob_client.local import run_folder
+from psjob_client.local.run_folder import manifests, read_file
 from psjob_client.problems import Conflict, DeadlinePassed, JobFailed, JobProblem, NoSuchJob
 from tests.live import cli_inside
 from tests.live.local_standin import Run, environment, manifest, run
@@ -230,3 +237,106 @@ def test_a_job_is_submitted_to_the_background(home: Path) -> None:
     assert "continues from the last checkpoint" in psjob(home, "resume", name).stdout
     assert "is removed" in psjob(home, "delete", "tiny", "--yes").stdout, "the newest run of the name, while it runs"
     assert "no cluster can be reached" in psjob(home, "submit", str(path), fails=True).stderr
+
+
+HOLDS = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2); print('held', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program of the user's that holds a lock of its own."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path / "own.lock")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    folder = tmp_path / ".psjob" / "job-1"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"job": "job", "run": "job-1"}))
+    return folder
+
+
+def told(foreign: Path, pid: object) -> None:
+    (foreign / run_folder.RUN).write_text(json.dumps({"job": "job", "pid": pid, "created": time.time()}))
+
+
+def ended(tmp_path: Path, name: str = "job-1") -> str:
+    try:
+        asyncio.run(LocalJobs(tmp_path).delete(name, 1.0))
+    except JobProblem as problem:
+        return str(problem)
+    return ""
+
+
+@pytest.mark.parametrize("way", ["a link", "a hard link"])
+def test_a_lock_of_another_program(tmp_path: Path, foreign: Path, victim: subprocess.Popen[str], way: str) -> None:
+    own = tmp_path / "own.lock"
+    (foreign / run_folder.LOCK).symlink_to(own) if way == "a link" else os.link(own, foreign / run_folder.LOCK)
+    told(foreign, victim.pid)
+    assert run_folder.holder(foreign) is None
+    ended(tmp_path)
+    assert victim.poll() is None
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 1, True, "7", 10**9, None])
+def test_a_number_that_is_no_process_of_the_run(tmp_path: Path, foreign: Path, pid: object) -> None:
+    with (foreign / run_folder.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        told(foreign, pid)
+        assert run_folder.alive(foreign) and run_folder.holder(foreign) is None
+        assert "is not known" in ended(tmp_path)
+    assert foreign.exists()
+
+
+def test_another_process_than_the_one_that_holds_the_lock(tmp_path: Path, foreign: Path, victim: subprocess.Popen[str]) -> None:
+    with (foreign / run_folder.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        told(foreign, victim.pid)
+        assert "is not known" in ended(tmp_path)
+        told(foreign, os.getpid())
+        assert run_folder.holder(foreign) == os.getpid()
+    assert victim.poll() is None
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name",
+    [run_folder.RUN, run_folder.JOB, run_folder.LIVE, run_folder.STORY, run_folder.HISTORY, run_folder.LOCK, "status.json", "config.json"],
+)
+@pytest.mark.parametrize("what", ["a pipe", "a folder", "a link to a device"])
+def test_files_that_are_none_hang_nobody(tmp_path: Path, foreign: Path, name: str, what: str) -> None:
+    other = foreign / name
+    other.unlink(missing_ok=True)
+    if name != run_folder.RUN:
+        told(foreign, os.getpid())
+    if what == "a pipe":
+        os.mkfifo(other)
+    elif what == "a folder":
+        other.mkdir()
+    else:
+        other.symlink_to("/dev/zero")
+    source = LocalJobs(tmp_path)
+    found = asyncio.run(source.list())
+    assert [job.id for job in found] == ["job-1"]
+    for job in found:
+        asyncio.run(source.get(job.id))
+        asyncio.run(source.history(job.id))
+        asyncio.run(source.events(job.id))
+
+
+def test_a_manifest_that_is_a_pipe(foreign: Path) -> None:
+    os.mkfifo(foreign / "manifest-v000001-c000001.json")
+    for path in manifests(foreign):
+        with pytest.raises(OSError, match="no regular file"):
+            read_file(path)
+
+
+def test_a_file_without_an_end(tmp_path: Path) -> None:
+    (tmp_path / "long").write_bytes(b"x" * 100)
+    assert read_file(tmp_path / "long", 100) == b"x" * 100
+    with pytest.raises(OSError, match="more than 99 bytes"):
+        read_file(tmp_path / "long", 99)

@@ -24,7 +24,7 @@ from psjob.simulate.training import Digits, SimulatedTraining
 from tests.live.embeddings import loss_of as click_loss
 from tests.live.embeddings import offloaded
 from tests.live.live_shards import Rewound, Worker, all_well, serving, together
-from tests.live.training import batch, build, loss_of
+from tests.live.training import batch, build, loss_of, train_step
 from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -123,7 +123,6 @@ def test_a_job_that_scales_is_bit_equal_to_a_script_that_does(tmp_path: Path, na
     scaling = LrScaling(3, linear, WARMUP)
 
     def train(folder: Path, own: bool) -> tuple[str, list[float]]:
-        folder.mkdir()
         asked = {} if own else {"lr_scaling": "linear" if linear else "none", "warmup_steps": WARMUP}
         seen: list[float] = []
         with serving(folder, workers=3, shards=2, **asked) as shards:
@@ -156,7 +155,6 @@ def test_a_worker_that_comes_back_has_the_rate_of_its_clock(tmp_path: Path) -> N
     asked: list[Any] = []
 
     def train(folder: Path, dies: bool) -> str:
-        folder.mkdir()
         with serving(folder, workers=1, shards=1, checkpoint=often, warmup_steps=8, lr_scaling="linear") as shards:
             model = build()
             worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.05))
@@ -167,9 +165,7 @@ def test_a_worker_that_comes_back_has_the_rate_of_its_clock(tmp_path: Path) -> N
                     if dies and one is worker and step == 5:
                         one.die()
                         raise Rewound(1)
-                    one.optimizer.zero_grad()
-                    loss_of(one.model, batch(step, 0)).backward()
-                    one.optimizer.step()
+                    train_step(one, step, 0)
 
             (ended,) = together([worker], act)
             if dies:

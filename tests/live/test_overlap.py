@@ -1,4 +1,8 @@
-"""Overlap with backward and the next forward: the same bits as without, nothing counted that no step stands for."""
+"""Overlap with backward and the next forward: the same bits as without, nothing counted that no step stands for.
+
+- Overlap with streams that break, restores and workers that die: what was sent in backward counts once or not at all.
+- Workers that pull and push while they compute, and what plain torch computes from the same batches.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,13 @@ import torch
 from torch import nn
 
 from psjob.checkpoint.final import tensors_sha256
+from psjob.process.config import CompressionConfig
+from psjob.protocol.coordinator import recovery
 from psjob.wire.frame import Flag, Kind
 from tests.live import embeddings as rows
-from tests.live.live_shards import SECONDS, Worker, all_well, eventually, serving, together
-from tests.live.overlapping import made, one, oracle, sent, steps
-from tests.live.training import OPTIMIZERS, batch, build, loss_of, plain
+from tests.live.live_shards import SECONDS, Rewound, Worker, all_well, eventually, serving, severed, together, within
+from tests.live.training import OPTIMIZERS, batch, build, loss_of, plain, train_step
+from tests.support.reference import reference
 from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -58,7 +64,7 @@ def test_gradients_leave_during_backward_and_step_only_names_them(tmp_path: Path
     """From the second step on every block is early data and then a push without payload."""
 
     def act(worker: Worker) -> None:
-        one(worker, 0)
+        train_step(worker, 0)
         worker.job.wait()
         seen = sent(worker)
         worker.optimizer.zero_grad()
@@ -147,7 +153,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_a_gradient_that_was_changed_after_it_was_sent_ends_the_job(tmp_path: Path, last_words: Path, name: str) -> None:
     def act(worker: Worker) -> None:
-        one(worker, 0)
+        train_step(worker, 0)
         worker.optimizer.zero_grad()
         loss_of(worker.model, batch(1, 0)).backward()
         CHANGES[name](worker.model)
@@ -192,7 +198,6 @@ def test_parameters_without_gradients_absent_ranks_and_late_ones(tmp_path: Path)
     hashes = []
     for overlap in (False, True):
         folder = tmp_path / str(overlap)
-        folder.mkdir()
         with serving(folder, workers=2, shards=2) as shards:
             models = [build() for _ in range(2)]
             group = [Worker(shards, rank, m, OPTIMIZERS["adamw"](m), overlap=overlap) for rank, m in enumerate(models)]
@@ -206,16 +211,16 @@ def test_step_comes_back_before_its_weights_and_each_module_waits_for_its_own(tm
     seen = threading.Event()
 
     def act(worker: Worker) -> None:
-        one(worker, 0)
-        one(worker, 1)
+        train_step(worker, 0)
+        train_step(worker, 1)
         if worker.rank == 1:
             assert eventually(lambda: bool(group[0].session.overlap.awaited) and group[0].session.clock == 3)
             assert seen.wait(SECONDS)
-            one(worker, 2)
+            train_step(worker, 2)
             return
         worker.job.wait()
         before = worker.model[0].weight.clone()
-        one(worker, 2)
+        train_step(worker, 2)
         assert worker.session.overlap.awaited, "step waited"
         assert torch.equal(worker.model[0].weight, before)
         seen.set()
@@ -253,14 +258,13 @@ def test_modules_that_read_the_weights_of_others(tmp_path: Path) -> None:
         outputs = seen.setdefault((worker.session.overlap is not None, worker.rank), [])
         for step in range(4):
             worker.model.train()
-            one(worker, step)
+            train_step(worker, step)
             worker.model.eval()
             with torch.no_grad():
                 outputs.append(worker.model(batch(77, 0)[0]))
 
     for overlap in (False, True):
         folder = tmp_path / str(overlap)
-        folder.mkdir()
         with serving(folder, workers=2, shards=2) as shards:
             models = [Attends() for _ in range(2)]
             all_well([Worker(shards, rank, m, OPTIMIZERS["sgd"](m), overlap=overlap) for rank, m in enumerate(models)], act)
@@ -274,12 +278,12 @@ def test_weights_read_too_early_are_refused_by_torch(tmp_path: Path) -> None:
     read = threading.Event()
 
     def act(worker: Worker) -> None:
-        one(worker, 0)
+        train_step(worker, 0)
         if worker.rank == 1:
             assert read.wait(SECONDS)
-            one(worker, 1)
+            train_step(worker, 1)
             return
-        one(worker, 1)
+        train_step(worker, 1)
         hidden = nn.functional.linear(batch(2, 0)[0].requires_grad_(), worker.model[0].weight)
         read.set()
         worker.job.wait()
@@ -293,10 +297,10 @@ def test_weights_read_too_early_are_refused_by_torch(tmp_path: Path) -> None:
 
 def test_copies_of_the_model_wait_for_nothing(tmp_path: Path) -> None:
     def act(worker: Worker) -> None:
-        one(worker, 0)
+        train_step(worker, 0)
         worker.job.wait()
         other = copy.deepcopy(worker.model)
-        one(worker, 1)
+        train_step(worker, 1)
         loss_of(other, batch(2, 0)).backward()
         assert all(p.grad is not None for p in other.parameters())
 
@@ -325,10 +329,207 @@ def test_tables_of_rows_beside_dense_layers(tmp_path: Path, shards: int) -> None
 
     for overlap in (False, True):
         folder = tmp_path / str(overlap)
-        folder.mkdir()
         with serving(folder, workers=2, shards=shards) as live:
             models = [rows.offloaded() for _ in range(2)]
             group = [Worker(live, r, m, torch.optim.SGD(m.parameters(), lr=0.1), overlap=overlap) for r, m in enumerate(models)]
             all_well(group, act)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found[True], found[False], strict=True))
     assert early[0] == 0 and early[1] > 0
+
+
+def test_streams_that_break_in_backward_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Early data dies with its stream; the push is then whole."""
+    chance = random.Random(3)
+
+    def cut(worker: Worker, step: int) -> None:
+        if chance.random() < 0.5:
+            worker.session.links[chance.randrange(2)].close()
+
+    class Cuts(torch.autograd.Function):
+        worker: Any = None
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            return grads[0]
+
+    def act(worker: Worker) -> None:
+        for step in range(25):
+            worker.optimizer.zero_grad()
+            x, y = batch(step, worker.rank)
+            out = worker.model[:3](x)
+            out.register_hook(lambda grad, step=step: cut(worker, step))  # type: ignore[misc]
+            nn.functional.cross_entropy(worker.model[3:](out), y).backward()
+            worker.optimizer.step()
+
+    with serving(tmp_path, workers=2, shards=2) as shards:
+        group = made(shards, 2)
+        all_well(group, act)
+        assert [server.store.counters.applied for server in shards.servers] == [50, 50]
+        assert tensors_sha256(group[0].model.parameters()) == oracle(25, 2)
+
+
+def test_a_stream_that_breaks_after_step_came_back(tmp_path: Path) -> None:
+    """The push is said again from memory of its own, whatever the script has done with its gradients meanwhile."""
+
+    def act(worker: Worker) -> None:
+        train_step(worker, 0)
+        train_step(worker, 1)
+        worker.job.wait()
+        overlap = worker.session.overlap
+        assert overlap is not None
+        overlap.outgoing = lambda lane, header, pack: None  # type: ignore[method-assign]
+        overlap.use = type(overlap.use)(overlap.use.rank, overlap.use.waits, frozenset())
+        train_step(worker, 2)
+        for p in worker.model.parameters():
+            p.grad.fill_(1e6)
+        del overlap.outgoing
+        worker.session.links[0].close()
+        worker.job.wait()
+
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        group = made(shards, 1)
+        all_well(group, act)
+        assert tensors_sha256(group[0].model.parameters()) == oracle(3, 1)
+
+
+def test_a_restore_in_the_middle_of_backward_rewinds(tmp_path: Path) -> None:
+    def act(worker: Worker) -> None:
+        train_step(worker, 0)
+        worker.job.wait()
+        worker.optimizer.zero_grad()
+        loss_of(worker.model, batch(1, worker.rank)).backward()
+        if worker.rank == 0:
+            coordinator = shards.servers[0].coordinator
+            assert coordinator is not None
+            within(coordinator, lambda: recovery.rewind_all(coordinator.machine.state, "a test"))
+        worker.optimizer.step()
+        worker.job.wait()
+        train_step(worker, 2)
+        worker.job.wait()
+
+    with serving(tmp_path, workers=2, shards=2) as shards:
+        raised = together(made(shards, 2), act)
+        assert all(isinstance(error, Rewound) for error in raised), raised
+
+
+def test_early_data_of_a_worker_that_dies_is_forgotten(tmp_path: Path) -> None:
+    """Its buffers go back; the successor's push is what counts."""
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        first = made(shards, 1)[0]
+        first.attach()
+        train_step(first, 0)
+        first.job.wait()
+        loss_of(first.model, batch(99, 0)).backward()
+        session = shards.servers[0].sessions[0]
+        assert eventually(lambda: session.lanes[0].held.nbytes() == first.session.layout.nbytes)
+        first.die()
+        assert eventually(lambda: session.done.is_set() and session.lanes[0].held.nbytes() == 0)
+        model = build()
+        again = Worker(shards, 0, model, OPTIMIZERS["nesterov"](model), start=2, overlap=True)
+        all_well([again], steps(3))
+        assert tensors_sha256(model.parameters()) == oracle(3, 1)
+
+
+def test_early_data_that_is_not_held_is_refused_and_pushed_whole(tmp_path: Path) -> None:
+    """A shard that has lost it says so by ending the stream."""
+
+    def act(worker: Worker) -> None:
+        train_step(worker, 0)
+        worker.job.wait()
+        worker.optimizer.zero_grad()
+        seen = sent(worker)
+        loss_of(worker.model, batch(1, 0)).backward()
+        assert eventually(lambda: len(seen) == len(worker.session.layout.blocks))
+        lane = shards.servers[0].sessions[0].lanes[0]
+        assert eventually(lambda: lane.held.nbytes() == worker.session.layout.nbytes)
+        lane.held.clear()
+        worker.optimizer.step()
+        worker.job.wait()
+
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        group = made(shards, 1)
+        all_well(group, act)
+        assert shards.servers[0].store.counters.applied == 2
+        assert tensors_sha256(group[0].model.parameters()) == oracle(2, 1)
+
+
+def test_severed_from_a_shard_in_backward(tmp_path: Path) -> None:
+    """Nothing can leave during backward: all is pushed after the stream is there again."""
+
+    def act(worker: Worker) -> None:
+        train_step(worker, 0)
+        worker.job.wait()
+        worker.optimizer.zero_grad()
+        with severed(worker.session.links[0]):
+            loss_of(worker.model, batch(1, 0)).backward()
+        worker.optimizer.step()
+
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        group = made(shards, 1)
+        all_well(group, act)
+        assert tensors_sha256(group[0].model.parameters()) == oracle(2, 1)
+
+
+@pytest.mark.parametrize(("push", "pull"), [rotating("bf16", "fp16"), rotating("int8", "none"), ("topk", "bf16")])
+def test_codecs_and_streams_that_break(tmp_path: Path, push: str, pull: str) -> None:
+    """The bits are those without overlap; a codec that feeds its error back does so once a step, whatever was sent before it."""
+    found = set()
+    for overlap in (False, True):
+        folder = tmp_path / str(overlap)
+        chance = random.Random(push)
+        with serving(folder, workers=2, shards=2, compression=CompressionConfig(push, pull, 0.1)) as shards:
+            models = [build() for _ in range(2)]
+            group = [Worker(shards, rank, m, OPTIMIZERS["nesterov"](m), overlap=overlap) for rank, m in enumerate(models)]
+
+            def spoil(worker: Worker, step: int, overlap: bool = overlap, chance: random.Random = chance) -> None:
+                if overlap:
+                    loss_of(worker.model, batch(100 + step, worker.rank)).backward()
+                if overlap and chance.random() < 0.4:
+                    worker.session.links[chance.randrange(2)].close()
+
+            all_well(group, steps(10, spoil))
+            found.add(tensors_sha256(group[1].model.parameters()))
+    assert len(found) == 1
+
+
+NUMBERS = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}
+
+
+def made(shards: Any, count: int, name: str = "nesterov", make: Callable[[], nn.Module] = build) -> list[Worker]:
+    models = [make() for _ in range(count)]
+    return [Worker(shards, rank, model, OPTIMIZERS[name](model), overlap=True) for rank, model in enumerate(models)]
+
+
+def oracle(steps: int, workers: int) -> str:
+    model = build()
+    reference(model, "sgd", [NUMBERS], lambda step: [batch(step, rank) for rank in range(workers)], loss_of, steps)
+    return tensors_sha256(model.parameters())
+
+
+def steps(count: int, before: Callable[[Worker, int], None] = lambda worker, step: None) -> Callable[[Worker], None]:
+    def act(worker: Worker) -> None:
+        for step in range(count):
+            before(worker, step)
+            train_step(worker, step)
+
+    return act
+
+
+def sent(worker: Worker) -> list[tuple[Kind, Flag]]:
+    """Every block's frame as it goes out from now on."""
+    seen: list[tuple[Kind, Flag]] = []
+    policy = worker.session.ends.policy
+    plain_outgoing = policy.outgoing
+
+    def outgoing(lane: Any, header: Any, pack: Any) -> Any:
+        frame = plain_outgoing(lane, header, pack)
+        if frame is not None:
+            seen.append((frame[0].kind, frame[0].flags))
+        return frame
+
+    policy.outgoing = outgoing  # type: ignore[method-assign]
+    return seen

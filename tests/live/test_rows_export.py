@@ -101,10 +101,8 @@ def test_an_export_in_sync_is_of_one_step_while_others_have_pushed_the_next(tmp_
             ps.export(path, worker.model)
         train(worker, 2)
 
-    (tmp_path / "longer").mkdir()
     with serving(tmp_path / "longer", workers=2, shards=2) as longer:
         all_well([net(longer, rank) for rank in range(2)], act)
-    (tmp_path / "short").mkdir()
     with serving(tmp_path / "short", workers=2, shards=2) as short:
         all_well([net(short, rank) for rank in range(2)], lambda worker: train(worker, 0, 2))
         equal(path, short.folder / "final.safetensors")
@@ -204,7 +202,6 @@ def test_a_shard_that_never_tells_its_ids_ends_the_export_with_a_sentence(
 def test_a_rewind_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process would begin again by an exec, which cleans nothing up, the half-written file is gone already."""
     (tmp_path / "out").mkdir()
-    (tmp_path / "job").mkdir()
     seen: list[list[list[str]]] = []
 
     def listed() -> list[str]:

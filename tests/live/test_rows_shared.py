@@ -19,7 +19,7 @@ from psjob.wire.shared_memory import PAGE, Region, SharedMemoryBroker
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import LOOKUPS, RowSharing
 from tests.live.embeddings import adagrad, rows_of, steps
-from tests.live.live_shards import SECONDS, Shards, Worker, all_well, aside, eventually, serving, severed
+from tests.live.live_shards import SECONDS, Shards, Worker, all_well, aside, at_once, eventually, serving, severed
 
 ROWS, DIM = 40, 4
 
@@ -195,8 +195,7 @@ def test_what_a_dead_worker_pushed_is_read_after_its_death(tmp_path: Path) -> No
     """Its memory is the shard's too: what it had pushed counts when the other one comes, and its successor continues."""
     with serving(tmp_path, workers=2, shards=1) as shards:
         workers = [worker_of(shards, rank) for rank in range(2)]
-        for attaching in [aside(worker.attach) for worker in workers]:
-            attaching.join(SECONDS)
+        at_once(*(worker.attach for worker in workers))
         stays, dies = workers
         pushing = aside(lambda: step(dies, 7))
         pending = shards.servers[0].store.row_cells[0].pending
@@ -215,8 +214,7 @@ def test_ids_that_change_after_their_check_change_nothing(tmp_path: Path) -> Non
     """A push waits for another worker's; meanwhile its own worker writes ids into its memory that no table has."""
     with serving(tmp_path, workers=2, shards=1) as shards:
         workers = [worker_of(shards, rank) for rank in range(2)]
-        for attaching in [aside(worker.attach) for worker in workers]:
-            attaching.join(SECONDS)
+        at_once(*(worker.attach for worker in workers))
         pending = shards.servers[0].store.row_cells[0].pending
         pushing = aside(lambda: step(workers[0], 1, 2))
         assert eventually(lambda: (0, 0) in pending)

@@ -18,7 +18,7 @@ from psjob.embeddings.embedding import RowModule
 from psjob.shard import server
 from psjob.worker.exits import SessionEnd
 from tests.live.embeddings import DIM, OPTIMIZERS, ROWS, Clicks, batch, loss_of, offloaded, plain, rows_of, steps
-from tests.live.live_shards import SECONDS, Rewound, Worker, all_well, aside, eventually, serving, severed
+from tests.live.live_shards import SECONDS, Rewound, Worker, all_well, aside, at_once, eventually, serving, severed
 from tests.support.covering import each_value
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -44,7 +44,6 @@ def test_runs_are_equal_bit_for_bit_whoever_comes_first(tmp_path: Path) -> None:
     found = []
     for seed in range(3):
         folder = tmp_path / str(seed)
-        folder.mkdir()
         with serving(folder, workers=3, shards=2, transport=("auto", "tcp", "auto")[seed]) as serve:
             model = offloaded(optimizer="rowwise_adagrad", lr=0.2)
             workers = [Worker(serve, 0, model, OPTIMIZERS["sgd"](model))]
@@ -90,31 +89,6 @@ def test_accumulation_clipping_and_a_schedule_reach_the_rows(tmp_path: Path) -> 
 
     with serving(tmp_path, workers=1, shards=2) as serve:
         all_well([Worker(serve, 0, model, optimizer)], act)
-    torch.testing.assert_close(held[0], rows_of(alone), rtol=0, atol=1e-6)
-
-
-def test_rows_with_a_rule_of_their_own_follow_the_schedule(tmp_path: Path) -> None:
-    """Against torch's embeddings, with a rate that halves at each step."""
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-        for step in range(5):
-            optimizer.zero_grad()
-            loss_of(model, step, 0).backward()
-            optimizer.step()
-            scheduler.step()
-
-    alone = Clicks()
-    train(alone, OPTIMIZERS["sgd"](alone))
-    model = offloaded(optimizer="sgd", lr=0.1)
-    held: list[list[torch.Tensor]] = []
-
-    def act(worker: Worker) -> None:
-        train(worker.model, worker.optimizer)
-        held.append(rows_of(worker.model))
-
-    with serving(tmp_path, workers=1, shards=2) as serve:
-        all_well([Worker(serve, 0, model, OPTIMIZERS["sgd"](model))], act)
     torch.testing.assert_close(held[0], rows_of(alone), rtol=0, atol=1e-6)
 
 
@@ -169,7 +143,6 @@ def test_open_ids_come_lazily_and_alike_everywhere(tmp_path: Path) -> None:
 
     for shards in (1, 3):
         folder = tmp_path / str(shards)
-        folder.mkdir()
         with serving(folder, workers=1, shards=shards) as serve:
             model = Open()
             all_well([Worker(serve, 0, model, torch.optim.SGD(model.parameters(), lr=0.5))], act)
@@ -236,8 +209,7 @@ def test_who_returns_to_a_table_that_has_moved_on_rewinds(tmp_path: Path) -> Non
     with serving(tmp_path, workers=2, shards=1) as serve:
         models = [offloaded() for _ in range(3)]
         stays, dies = (Worker(serve, rank, models[rank], OPTIMIZERS["sgd"](models[rank])) for rank in range(2))
-        for starting in [aside(stays.attach), aside(dies.attach)]:
-            starting.join(SECONDS)
+        at_once(stays.attach, dies.attach)
         loss_of(dies.model, 0, 1).backward()
         with mock.patch.object(dies.session.links[0], "send_block"):
             pushing = aside(dies.optimizer.step)

@@ -35,6 +35,7 @@ from tests.live.live_shards import (
     Worker,
     all_well,
     aside,
+    at_once,
     coordinator,
     eventually,
     serving,
@@ -305,7 +306,6 @@ def test_without_staleness_it_is_sync_bit_for_bit(tmp_path: Path) -> None:
     shas = set()
     for mode, staleness in (("bounded", 0), ("sync", None)):
         folder = tmp_path / mode
-        folder.mkdir()
         with serving(folder, workers=3, shards=2, mode=mode, staleness=staleness) as shards:
             workers = [Worker(shards, rank, model, OPTIMIZERS["nesterov"](model)) for rank, model in enumerate(build() for _ in range(3))]
             all_well(workers, lambda worker: train(8, random.Random(worker.rank))(worker))
@@ -320,9 +320,7 @@ def test_a_worker_that_dies_before_a_barrier_is_waited_for_and_named(tmp_path: P
     monkeypatch.setattr(server, "WAITING_SECONDS", 0.1)
     with serving(tmp_path, workers=2, shards=2, mode="bounded", staleness=3, checkpoint=NEVER) as shards:
         first, other = ledger(shards, 0), ledger(shards, 1)
-        attaching = aside(first.attach)
-        other.attach()
-        attaching.join(SECONDS)
+        at_once(first.attach, other.attach)
         for worker in (first, other):
             rounds({0: 3, 1: 3}, 3, seed=1)(worker)
         other.die()
@@ -354,9 +352,7 @@ def test_who_leaves_is_not_waited_for(tmp_path: Path) -> None:
     """Rank 0 stands at its bound when rank 1 ends: it continues at once."""
     with serving(tmp_path, workers=2, shards=2, mode="bounded", staleness=1) as shards:
         first, other = ledger(shards, 0), ledger(shards, 1)
-        attaching = aside(first.attach)
-        other.attach()
-        attaching.join(SECONDS)
+        at_once(first.attach, other.attach)
         going = aside(lambda: [push(first) for _ in range(6)])
         assert eventually(lambda: shards.servers[0].store.clocks() == {0: 2, 1: 0})
         leaving = aside(other.leave)

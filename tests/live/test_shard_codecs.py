@@ -1,4 +1,8 @@
-"""Workers and shards that speak in codecs: the oracle's bits, whatever breaks; each push's error fed back once."""
+"""Workers and shards that speak in codecs: the oracle's bits, whatever breaks; each push's error fed back once.
+
+- Error feedback after an async worker's death: what an older record says was left out has been sent since, and is not sent twice.
+- A worker that pushes far too much, among others: no step moves the weights by more than its bound, in every mode and on every road.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+import psjob
 from bench.peers.slow_link import Bucket, SlowLink
-from psjob import codecs
 from psjob.checkpoint.final import tensors_sha256
 from psjob.process.config import CompressionConfig, Place, ShardAddress
 from psjob.shard.server import Server
 from psjob.shard.status_server import status
 from psjob.wire.frame import Kind
 from psjob.wire.tcp import Stream
-from psjob.worker import compression
+from psjob.worker import compression, session
 from tests.live.live_shards import (
     NEVER,
     SECONDS,
@@ -29,21 +34,21 @@ from tests.live.live_shards import (
     Shards,
     Worker,
     all_well,
+    aside,
     eventually,
     serving,
     severed,
     together,
     until_checkpoints,
 )
-from tests.live.training import batch, build, loss_of, one_inf, steps
+from tests.live.training import batch, build, loss_of, one_inf, push_filled, steps, train_step
+from tests.support.covering import each_pair
 from tests.support.reference import Wire, reference
 from tests.support.soaking import rotating
 
-RATIO = 0.1
-LOSSY = [name for name, codec in codecs.CODECS.items() if codec.feeds_back]
-
-
 pytestmark = pytest.mark.usefixtures("last_words")
+
+RATIO = 0.1
 
 
 def asked(push: str = "none", pull: str = "none") -> CompressionConfig:
@@ -79,9 +84,7 @@ def test_weights_are_the_oracles_bits_though_streams_break(tmp_path: Path, codec
         for step in range(12):
             if chance.random() < 0.4:
                 worker.session.links[chance.randrange(2)].close()
-            worker.optimizer.zero_grad()
-            loss_of(worker.model, batch(step, worker.rank)).backward()
-            worker.optimizer.step()
+            train_step(worker, step)
 
     with serving(tmp_path, shards=2, compression=asked(codec), streams=streams) as shards:
         workers = workers_of(shards)
@@ -104,56 +107,17 @@ def test_a_push_that_broke_in_the_middle_is_sent_again_as_it_was(tmp_path: Path,
         steps(3)(worker)
         if worker.rank == 0:
             with severed(worker.session.links[1]):
-                pushing = threading.Thread(target=one, args=(worker, 3), daemon=True)
-                pushing.start()
+                pushing = aside(lambda: train_step(worker, 3))
                 eventually(lambda: shards.servers[0].store.clocks()[0] >= 4)
             pushing.join(SECONDS)
         else:
-            one(worker, 3)
-        one(worker, 4)
-
-    def one(worker: Worker, step: int) -> None:
-        torch.set_num_threads(1)
-        worker.optimizer.zero_grad()
-        loss_of(worker.model, batch(step, worker.rank)).backward()
-        worker.optimizer.step()
+            train_step(worker, 3)
+        train_step(worker, 4)
 
     with serving(tmp_path, shards=2, compression=asked(codec)) as shards:
         workers = workers_of(shards)
         all_well(workers, act)
     assert same(workers[0].model, oracle(codec, 5)[0])
-
-
-def test_what_was_left_out_is_not_fed_back_twice_after_a_crash_in_async(tmp_path: Path) -> None:
-    """The newest record is of clock 1, the newest push of clock 2: what clock 0 left out went into the push of clock 1, which counts.
-
-    Steps 1 and 2 are made again without effect, and the push of clock 3 begins with nothing left out.
-    """
-    left: dict[str, Any] = {}
-
-    def act(worker: Worker) -> None:
-        for step in range(5):
-            if step < 2:
-                worker.edge(step)
-            worker.optimizer.zero_grad()
-            loss_of(worker.model, batch(step, 0)).backward()
-            worker.optimizer.step()
-            if step == 2 and worker.job.place.number == 1:
-                assert eventually(lambda: 1 in shards.servers[0].coordinator.machine.state.members[0].records)  # type: ignore[union-attr]
-                left["before"] = any(bool(t.any()) for t in worker.session.exchange.compression.state()["left"].values())
-                worker.die()
-                raise Gone
-            if step == 1:
-                left["after"] = worker.session.exchange.compression.state()["left"]
-
-    with serving(tmp_path, workers=1, shards=2, mode="async", compression=asked("topk")) as shards:
-        model = build()
-        (died,) = together([Worker(shards, 0, model, sgd(model))], act)
-        assert isinstance(died, Gone)
-        again = build()
-        all_well([Worker(shards, 0, again, sgd(again), start=2)], act)
-    assert left["before"], "the dead process had left something out"
-    assert not any(bool(t.any()) for t in left["after"].values())
 
 
 @pytest.mark.parametrize("codec", ["topk", rotating("int8")])
@@ -167,9 +131,7 @@ def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, code
                 assert eventually(lambda: 4 in shards.servers[0].coordinator.machine.state.members[1].records)  # type: ignore[union-attr]
                 worker.die()
                 raise Gone
-            worker.optimizer.zero_grad()
-            loss_of(worker.model, batch(step, worker.rank)).backward()
-            worker.optimizer.step()
+            train_step(worker, step)
 
     def returning() -> None:
         gone.wait(SECONDS)
@@ -184,8 +146,7 @@ def test_what_was_left_out_comes_back_with_a_workers_record(tmp_path: Path, code
     gone = threading.Event()
     with serving(tmp_path, shards=2, compression=asked(codec)) as shards:
         workers = workers_of(shards)
-        follower = threading.Thread(target=returning, daemon=True)
-        follower.start()
+        follower = aside(returning)
 
         def first(worker: Worker) -> None:
             try:
@@ -276,9 +237,7 @@ def test_an_async_shard_takes_each_encoded_push_once(tmp_path: Path) -> None:
         for step in range(10):
             if step % 3 == worker.rank:
                 worker.session.links[step % 2].close()
-            for p in worker.model.parameters():
-                p.grad = torch.full_like(p, -127.0)
-            worker.optimizer.step()
+            push_filled(worker, -127.0)
 
     def counting(model: torch.nn.Module) -> torch.optim.Optimizer:
         for p in model.parameters():
@@ -306,9 +265,7 @@ def test_a_large_residual_goes_at_cuts_only_and_a_rewind_puts_it_back(tmp_path: 
                 assert eventually(lambda: any(int(p.stem[-12:]) >= 3 for p in shards.folder.glob("manifest-*.json")))
                 worker.die()
                 return
-            worker.optimizer.zero_grad()
-            loss_of(worker.model, batch(step, worker.rank)).backward()
-            worker.optimizer.step()
+            train_step(worker, step)
 
     def life(rank: int) -> None:
         torch.set_num_threads(1)
@@ -366,9 +323,7 @@ def test_a_codec_that_was_not_agreed_costs_the_stream(tmp_path: Path, monkeypatc
                 raw = body(block.length)
                 link.lanes[0].stream.write(head._replace(codec=number).sized(raw), raw)
                 eventually(lambda step=step: len(sentences) > list(bad).index(step))  # type: ignore[misc]
-            worker.optimizer.zero_grad()
-            loss_of(worker.model, batch(step, worker.rank)).backward()
-            worker.optimizer.step()
+            train_step(worker, step)
 
     bad: dict[int, tuple[int, Callable[[int], bytes]]] = {
         1: (3, lambda length: bytes(length + 4 * -(-length // 256))),
@@ -420,9 +375,7 @@ def test_auto_takes_what_the_measured_link_is_good_for(tmp_path: Path, megabytes
 
     def act(worker: Worker) -> None:
         for _ in range(26):
-            for p in worker.model.parameters():
-                p.grad = torch.ones_like(p)
-            worker.optimizer.step()
+            push_filled(worker, 1.0)
 
     with serving(tmp_path, workers=1, shards=1, compression=asked("auto", "auto")) as shards:
         shards.__class__ = Far
@@ -435,3 +388,118 @@ def test_auto_takes_what_the_measured_link_is_good_for(tmp_path: Path, megabytes
         link.close()
     saved = worker.session.exchange.compression.state()
     assert (saved["push"], saved["pull"], bool(saved["left"])) == ([push], [pull], True)
+
+
+def worker_of(shards: Shards, start: int) -> Worker:
+    model = build()
+    return Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=0.05), start)
+
+
+def step(worker: Worker) -> None:
+    """With an edge before it, as `ps.shard` makes it."""
+    worker.edge(worker.session.clock)
+    train_step(worker, worker.session.clock, 0)
+
+
+def manifests(shards: Shards) -> int:
+    return len(list(shards.folder.glob("manifest-*.json")))
+
+
+@pytest.mark.parametrize("later", [0, 3])
+def test_a_residual_is_put_back_with_the_newest_record_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: int) -> None:
+    """`later` steps follow the record, which is made at a checkpoint."""
+    monkeypatch.setattr(session, "SMALL_RECORD", 0)
+    with serving(tmp_path, workers=1, shards=2, mode="async", compression=CompressionConfig("topk", ratio=0.1)) as shards:
+        worker = worker_of(shards, 1)
+        worker.attach()
+        for _ in range(3):
+            step(worker)
+        before = manifests(shards)
+        worker.session.checkpoint()
+        while manifests(shards) == before:
+            worker.edge(worker.session.clock)
+        for _ in range(later):
+            step(worker)
+        left_out = worker.session.exchange.compression.state()["left"]
+        assert any(bool(tensor.any()) for tensor in left_out.values())
+        clock = worker.session.clock
+        worker.die()
+        again = worker_of(shards, 2)
+        again.attach()
+        assert eventually(lambda: again.session.joined)
+        assert again.session.clock == clock and again.session.record is not None
+        put_back = again.session.exchange.compression.state()["left"]
+        if later:
+            assert put_back == {}
+        else:
+            assert put_back.keys() == left_out.keys() and all(torch.equal(put_back[block], left_out[block]) for block in left_out)
+        again.die()
+
+
+STEPS, LIMIT, LR = 4, 2.0, 0.1
+
+
+def model() -> nn.Module:
+    """Two tensors, on two shards."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(64, 32, bias=False), nn.Linear(32, 8, bias=False))
+
+
+def poisoned(value: float) -> Callable[[Worker], None]:
+    def act(worker: Worker) -> None:
+        for _ in range(STEPS):
+            push_filled(worker, value if worker.rank == 1 else 1e-3)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "transport"), each_pair(["sync", "async", "bounded"], [1e6, -1e30, float("nan")], ["tcp", "auto"])
+)
+def test_one_worker_moves_the_weights_no_further_than_its_bound(tmp_path: Path, mode: str, value: float, transport: str) -> None:
+    more: dict[str, Any] = {"staleness": 1} if mode == "bounded" else {}
+    with serving(tmp_path, workers=2, shards=2, mode=mode, transport=transport, max_push_norm=LIMIT, **more) as shards:
+        workers = [Worker(shards, rank, made := model(), torch.optim.SGD(made.parameters(), lr=LR)) for rank in range(2)]
+        begun = [p.detach().clone() for p in workers[0].model.parameters()]
+        all_well(workers, poisoned(value))
+        told = [status(server) for server in shards.servers]
+        final = [cell.state.weights.clone() for server in shards.servers for cell in server.store.cells.values() if cell.state is not None]
+    own = STEPS * LR * 1e-3 * (64 * 32) ** 0.5
+    whole = torch.cat([p.reshape(-1) for p in begun]), torch.cat([weights.reshape(-1) for weights in final])
+    assert all(bool(torch.isfinite(weights).all()) for weights in final)
+    assert abs(float(whole[0].norm()) - float(whole[1].norm())) <= STEPS * LR * LIMIT * 2**0.5 + 2 * own
+    norm = None if value != value else abs(value) * (64 * 32) ** 0.5
+    for body in told:
+        found = body["largePushes"]
+        assert (found["pushes"], found["worker"]) == (STEPS, 1)
+    sentence = told[0]["coordinator"]["largePush"]
+    assert sentence.startswith("worker 1's push of block ") and "training.maxPushNorm 2" in sentence
+    assert ("held NaN or inf" in sentence) == (norm is None)
+
+
+def test_pushes_within_the_limit_are_not_touched(tmp_path: Path) -> None:
+    ends = []
+    for name, more in (("free", {}), ("bounded", {"max_push_norm": 1e3})):
+        with serving(tmp_path / name, workers=2, shards=2, **more) as shards:
+            workers = [Worker(shards, rank, made := model(), torch.optim.SGD(made.parameters(), lr=LR)) for rank in range(2)]
+            all_well(workers, poisoned(1.0))
+            assert all(status(server)["largePushes"] is None for server in shards.servers)
+            ends.append([p.detach().clone() for p in workers[0].model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_rows_of_a_table_are_bounded_too(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1, mode="async", max_push_norm=LIMIT) as shards:
+        embedding = psjob.Embedding(100, 4)
+        net = nn.Sequential(embedding)
+        worker = Worker(shards, 0, net, torch.optim.SGD(net.parameters(), lr=LR))
+
+        def act(worker: Worker) -> None:
+            before = embedding(torch.tensor([3, 5])).detach().clone()
+            (embedding(torch.tensor([3, 5])) * 1e6).sum().backward()
+            worker.optimizer.step()
+            after = embedding(torch.tensor([3, 5])).detach()
+            assert 0 < float((after - before).norm()) <= LR * LIMIT * 1.001
+
+        all_well([worker], act)
+        assert status(shards.servers[0])["largePushes"]["of"].startswith("table ")

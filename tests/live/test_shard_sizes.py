@@ -29,6 +29,7 @@ from psjob.wire.frame import MAX_JSON, dump
 from tests.live.live_shards import NEVER, Died, Shards, Worker, all_well, eventually, serving, together
 from tests.live.shard_processes import Processes, processes
 from tests.live.shard_processes import serving as files_serving
+from tests.live.training import push_filled
 from tests.support.runkeys import RUN
 from tests.support.soaking import rotating, soak
 
@@ -46,8 +47,7 @@ DISABLED = {"intervalSeconds": 3600.0, "everySteps": None, "keep": 2, "disabled"
 @pytest.mark.parametrize(("mode", "clients"), [("sync", 100), rotating("sync", 500), soak("async", 500)])
 def test_many_clients_join_step_and_leave(tmp_path: Path, mode: str, clients: int) -> None:
     with processes(tmp_path, forked=True, shards=1, workers=clients, mode=mode, checkpoint=DISABLED) as run:
-        shard = run.start(0)
-        assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60.0)
+        shard = run.start_whole(0)
         crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", RUN["workers"], clients, mode, BLOCKS, BLOCK)
         try:
             _, before = status(shard.pid, MEMORY)
@@ -69,8 +69,7 @@ def test_many_clients_join_step_and_leave(tmp_path: Path, mode: str, clients: in
 def test_a_client_that_reads_nothing_holds_nobody_up(tmp_path: Path) -> None:
     """Answers to it wait in its own stream, while the others step."""
     with processes(tmp_path, forked=True, shards=1, workers=4, mode="async", checkpoint=DISABLED) as run:
-        run.start(0)
-        assert eventually(lambda: run.get(0, contract.STARTED_PATH)[0] == 200, 60.0)
+        run.start_whole(0)
         crowd = Crowd(("127.0.0.1", run.config["shards"][0]["port"]), "run-1", RUN["workers"], 4, "async", 8, 1 << 20)
         try:
             crowd.join()
@@ -105,9 +104,7 @@ def test_workers_with_a_table_of_many_frames_train(tmp_path: Path, tensors: int,
     def act(worker: Worker) -> None:
         table = [spec.to_json() for spec in worker.session.layout.table]
         assert len(dump({"table": table})) > MAX_JSON
-        for p in worker.model.parameters():
-            p.grad = torch.ones_like(p)
-        worker.optimizer.step()
+        push_filled(worker, 1.0)
 
     with serving(tmp_path, workers=2, shards=2) as shards:
         workers = [Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=0.5)) for rank, model in enumerate(models)]
@@ -144,9 +141,7 @@ def train(worker: Worker, killed_in: Shards | None = None) -> None:
                     one.die()
                 raise Died
             time.sleep(0.02)
-        for p in worker.model.parameters():
-            p.grad = torch.full_like(p, -1.0)
-        worker.optimizer.step()
+        push_filled(worker, -1.0)
 
 
 def committed(shards: Shards) -> int:

@@ -21,17 +21,21 @@ from psjob.process.errors import Refused
 from psjob.worker.exchange import GradientClip
 from tests.live import stage_workers
 from tests.live.live_shards import Worker, serving
-from tests.live.stage_oracle import WAYS, alone, old_weights, too_few, way_of
 from tests.live.stage_workers import (
+    WAYS,
     Cluster,
     StageWorker,
+    alone,
     kill_once,
     model,
+    old_weights,
     optimizer_of,
     problems_of,
     tied,
+    too_few,
     trained,
     untied,
+    way_of,
     without_statistics,
 )  # fmt: skip
 from tests.support.covering import each_value

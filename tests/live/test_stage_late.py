@@ -21,8 +21,21 @@ from psjob.shard.block import ParameterBlock
 from psjob.worker import stage_connections
 from tests.live import stage_workers
 from tests.live.live_shards import SECONDS, serving
-from tests.live.stage_oracle import WAYS, old_weights, too_few, way_of
-from tests.live.stage_workers import WIDE, Cluster, Kills, StageWorker, problems_of, tied, trained, untied, without_statistics
+from tests.live.stage_workers import (
+    WAYS,
+    WIDE,
+    Cluster,
+    Kills,
+    StageWorker,
+    old_weights,
+    problems_of,
+    tied,
+    too_few,
+    trained,
+    untied,
+    way_of,
+    without_statistics,
+)
 from tests.support.covering import each_value
 from tests.support.pipeline_reference import Outcome
 from tests.support.soaking import rotating, soak

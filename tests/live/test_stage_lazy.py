@@ -15,7 +15,6 @@ from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack
 from psjob.pipeline.cuts import ExportedPart
 from psjob.pipeline.lazy import on_meta
-from tests.live import stage_oracle as eager
 from tests.live import stage_workers as workers
 from tests.live.stage_workers import COMPUTES, Cluster, batch, has, kill_once, trained
 from tests.support.covering import each_value
@@ -62,7 +61,7 @@ def only_its_stage(cluster: Cluster) -> None:
 @pytest.mark.parametrize(("stages", "count", "transport"), each_value([1, 2, 4], [1, 3], ["auto", "tcp"]))
 def test_stages_train_what_one_lazy_process_trains(tmp_path: Path, stages: int, count: int, transport: str) -> None:
     cluster = trained(tmp_path, (1,) * stages, count=count, transport=transport)
-    eager.compare(cluster, 4)
+    workers.compare(cluster, 4)
     only_its_stage(cluster)
 
 
@@ -74,7 +73,7 @@ def test_a_lazy_stage_that_dies_changes_no_bit(tmp_path: Path, rank: int, moment
     """At each moment of its second step; its successor makes no values, but pulls them."""
     cluster = trained(tmp_path, (1, 1, 1), before=kill_once(rank, moment))
     assert cluster.died == 1
-    eager.compare(cluster, 4)
+    workers.compare(cluster, 4)
     only_its_stage(cluster)
 
 
@@ -131,15 +130,15 @@ def test_a_lazy_model_that_is_exported_is_trained_too(tmp_path: Path, monkeypatc
     monkeypatch.setattr(ExportedPart, "expect", alone_expecting)
     monkeypatch.setattr(workers, "CUTS", {3: ["layers.2", "layers.5"]})
     cluster = trained(tmp_path, (1, 1, 1), microbatches)
-    eager.compare(cluster, microbatches)
+    workers.compare(cluster, microbatches)
     only_its_stage(cluster)
 
 
 def test_all_lazy_stages_go_back_to_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no record yet: each has its own buffers' first values, and no rank gives the others theirs."""
     monkeypatch.setattr(f"{__name__}.made", workers.untied)
-    eager.lose_two_neighbours(tmp_path)
+    workers.lose_two_neighbours(tmp_path)
 
 
 def test_the_last_checkpoint_has_the_buffers_of_all_lazy_stages(tmp_path: Path) -> None:
-    eager.check_last_checkpoint(tmp_path)
+    workers.check_last_checkpoint(tmp_path)

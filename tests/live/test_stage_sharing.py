@@ -19,9 +19,8 @@ from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.shared_memory import PAGE
 from psjob.worker import stage_connections
 from psjob.worker.stage_connections import StageConnections, StageSharing
-from tests.live.live_shards import SECONDS, eventually, serving
-from tests.live.stage_oracle import compare
-from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker, trained
+from tests.live.live_shards import SECONDS, aside, eventually, serving
+from tests.live.stage_workers import STEPS, Cluster, Kills, StageWorker, compare, trained
 from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.usefixtures("last_words")
@@ -163,8 +162,7 @@ def test_a_neighbour_that_names_other_memory_is_hung_up_on(tmp_path: Path, name:
 
     with serving(tmp_path, workers=2, shards=1, stages=Stages((1, 1))) as shards:
         cluster = Cluster(shards, 4, before)
-        runner = threading.Thread(target=cluster.run, daemon=True)
-        runner.start()
+        runner = aside(cluster.run)
         try:
             assert reached.wait(SECONDS)
             links = links_of(workers[0])

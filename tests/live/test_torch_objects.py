@@ -1,4 +1,7 @@
-"""Ordinary torch objects in a job: what is taken trains as in one process, and what is not is refused by its name."""
+"""Ordinary torch objects in a job: what is taken trains as in one process, and what is not is refused by its name.
+
+- A model that is attached again with another optimizer.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,15 @@ from torch import nn
 
 import psjob as ps
 from psjob import contract
+from psjob.api import advice, attach
 from psjob.api.attachable import Pair, joined_pairs
+from psjob.api.recording import PlainState
 from psjob.layout import packing
 from psjob.process.config import CompressionConfig
+from psjob.process.errors import Refused
 from tests.live.live_shards import Worker, all_well, serving
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.usefixtures("last_words")
 
 
 def sgd(model: nn.Module, **words: Any) -> torch.optim.SGD:
@@ -40,6 +46,7 @@ class Held(nn.Module):
         self.inner.weight = nn.Parameter(values)
 
 
+@pytest.mark.timeout(60)
 def test_tensors_without_values_of_their_own_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(contract.ENV_ROLE, raising=False)
     assert "parameter 0.weight has no shape yet: LazyLinear takes it from its first batch" in refused(nn.Sequential(nn.LazyLinear(2)))
@@ -60,6 +67,7 @@ def test_tensors_without_values_of_their_own_are_refused_by_name(monkeypatch: py
     assert negative.is_neg() and "negative bit" in refused(Held(negative))
 
 
+@pytest.mark.timeout(60)
 def test_overlap_does_not_see_into_scripted_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(contract.ENV_ROLE, raising=False)
     model = nn.Sequential(scripted(), nn.Linear(3, 1))
@@ -67,6 +75,7 @@ def test_overlap_does_not_see_into_scripted_modules(monkeypatch: pytest.MonkeyPa
         ps.attach(model, sgd(model), overlap=True)
 
 
+@pytest.mark.timeout(60)
 def test_a_frozen_parameter_may_be_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(contract.ENV_ROLE, raising=False)
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta").requires_grad_(False))
@@ -143,6 +152,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 @pytest.mark.parametrize("build", [Phase, Renamed, OwnWords, WholeNumbers, scripted])
 def test_it_trains_as_in_one_process(tmp_path: Path, build: Callable[[], nn.Module], transport: str) -> None:
@@ -161,6 +171,7 @@ def test_it_trains_as_in_one_process(tmp_path: Path, build: Callable[[], nn.Modu
         assert torch.equal(held.resolve_conj(), built.resolve_conj())
 
 
+@pytest.mark.timeout(60)
 def test_a_negative_gradient_through_a_codec(tmp_path: Path) -> None:
     mine = Phase()
     with serving(tmp_path, workers=1, shards=1, compression=CompressionConfig("fp16")) as shards:
@@ -174,6 +185,7 @@ def test_a_negative_gradient_through_a_codec(tmp_path: Path) -> None:
     torch.testing.assert_close(mine.angles, plain.angles, rtol=0.01, atol=0.01)
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.RMSprop])
 def test_the_scripts_default_device_is_nobodys_business(tmp_path: Path, optimizer: Any) -> None:
     """As `torch.set_default_device("cuda")`: what is made without a device lies elsewhere than in this host's memory."""
@@ -197,6 +209,7 @@ def test_the_scripts_default_device_is_nobodys_business(tmp_path: Path, optimize
     assert torch.equal(mine.weight, plain.weight)
 
 
+@pytest.mark.timeout(60)
 def test_names_may_be_words_of_torchs_modules() -> None:
     names = ["values", "training", "double", "items", "forward"]
     pairs = [Pair(name, model := nn.Linear(1, 1), sgd(model)) for name in names]
@@ -213,6 +226,7 @@ def saved(thing: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("kind", "words"), [(torch.optim.Adam, {}), (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.RMSprop, {})])
 def test_whole_objects_are_saved_and_copied_as_torchs_own(tmp_path: Path, kind: Any, words: dict[str, Any]) -> None:
     mine = nn.Linear(3, 3)
@@ -247,6 +261,7 @@ LOOKS: dict[str, Callable[[torch.optim.Optimizer, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.timeout(60)
 def test_the_state_of_an_optimizer_on_the_shards_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_TERMINATION_LOG, str(tmp_path / "end"))
     for look, act in LOOKS.items():
@@ -263,6 +278,7 @@ def test_the_state_of_an_optimizer_on_the_shards_is_told_of(tmp_path: Path, monk
         assert "optimizer.state" in (said := (tmp_path / "end").read_text()) and "training.updateAt: worker" in said, look
 
 
+@pytest.mark.timeout(60)
 def test_groups_that_a_script_changes_by_itself_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
         "one less": (lambda groups: groups.pop(), "2 groups with 2 parameters were attached, and now there are 1 in 1"),
@@ -282,6 +298,7 @@ def test_groups_that_a_script_changes_by_itself_are_told_of(tmp_path: Path, monk
         assert ended.value.code == contract.EXIT_REFUSED and said in (folder / "end").read_text(), name
 
 
+@pytest.mark.timeout(60)
 def test_the_state_of_an_optimizer_on_the_worker_is_the_scripts(tmp_path: Path) -> None:
     mine = nn.Linear(3, 3)
     with serving(tmp_path, workers=1, shards=1, update_at="worker") as shards:
@@ -291,3 +308,81 @@ def test_the_state_of_an_optimizer_on_the_worker_is_the_scripts(tmp_path: Path) 
             assert set(worker.optimizer.state[mine.weight]) == {"step", "exp_avg", "exp_avg_sq"}
 
         all_well([Worker(shards, 0, mine, torch.optim.Adam(mine.parameters()))], act)
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.arange(6.0).view(2, 3)).square().sum().backward()
+    optimizer.step()
+
+
+def first_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def second_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop([{"params": model[1].parameters()}, {"params": model[0].parameters(), "lr": 1e-4}], lr=1e-3)  # type: ignore[index]
+
+
+def test_the_second_optimizer_takes_the_place_of_the_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(tmp_path, workers=1, update_at="worker") as shards:
+        model, plain = build(), build()
+        worker = Worker(shards, 0, model, first_of(model), overlap=False)
+        worker.attach()
+        for optimizer, alone in ((worker.optimizer, first_of(plain)), (second_of(model), second_of(plain))):
+            if optimizer is not worker.optimizer:
+                attach.check_phase(worker.job, optimizer, False, ())
+                attach.begin_phase(worker.job, optimizer, {})
+            for number in range(3):
+                worker.edge(number)
+                step(model, optimizer)
+                step(plain, alone)
+        for p, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(p, wanted)
+        kept = worker.job.records.kept["optimizer (worker side)"]
+        assert isinstance(kept, PlainState) and kept.state_dict()["class"] == "RMSprop"
+        with pytest.raises(Refused, match="SGD of 4 parameters was attached when the record was taken, and RMSprop of 4 is now"):
+            kept.load_state_dict({**first_of(model).state_dict(), "class": "SGD"})
+        with pytest.raises(SystemExit) as ended:
+            step(model, worker.optimizer)
+        assert ended.value.code == contract.EXIT_REFUSED
+        worker.die()
+        assert "SGD makes a step, and RMSprop was attached in its place; step that one" in capfd.readouterr().err
+
+
+def test_what_no_phase_can_be_is_refused(tmp_path: Path) -> None:
+    for folder in ("worker", "async"):
+        (tmp_path / folder).mkdir()
+    with serving(tmp_path / "worker", workers=1, update_at="worker") as shards:
+        model = build()
+        worker = Worker(shards, 0, model, torch.optim.SGD(model[1].parameters(), lr=0.1), overlap=False)  # type: ignore[index]
+        with pytest.raises(Refused, match=r"a parameter that the first optimizer does not have: 0\.weight\. Make both optimizers first"):
+            attach.check_phase(worker.job, first_of(model), False, ())
+        worker.die()
+    with serving(tmp_path / "async", workers=1, mode="async") as shards:
+        worker = Worker(shards, 0, model, first_of(model), overlap=False)
+        with pytest.raises(Refused, match=r"continues with SGD\. Change the numbers of its param_groups"):
+            attach.check_phase(worker.job, second_of(model), False, ())
+        worker.die()
+
+
+def test_a_second_optimizer_that_nobody_attached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(advice, "tell_once", lambda kind, sentence: told.append(sentence))
+    with serving(tmp_path, workers=1) as shards:
+        model = build()
+        worker = Worker(shards, 0, model, first_of(model), overlap=False)
+        worker.attach()
+        watch = worker.job.unattached.watch()
+        worker.edge(0)
+        step(model, worker.optimizer)
+        assert not told
+        step(model, second_of(model))
+        watch.remove()
+        worker.die()
+        assert "RMSprop was not given to attach, and steps parameters that the attached SGD trains (1.weight …)" in told[0]

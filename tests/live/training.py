@@ -1,4 +1,7 @@
-"""A model, batches and optimizers that workers of live shards train, and the same training in one process of plain torch."""
+"""A model, batches and optimizers that workers of live shards train, and the same training in one process of plain torch.
+
+- A model of one parameter that each update moves by one: its value says how many updates were made, and none twice.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import time
 from collections.abc import Callable
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from tests.live.live_shards import Worker
+from tests.live.live_shards import Shards, Worker
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -32,14 +36,26 @@ def loss_of(model: nn.Module, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.
     return nn.functional.cross_entropy(model(pair[0]), pair[1])
 
 
+def train_step(worker: Worker, step: int, rank: int | None = None) -> None:
+    """On the batch of that step of `rank`, which is the worker's own where none is given."""
+    worker.optimizer.zero_grad()
+    loss_of(worker.model, batch(step, worker.rank if rank is None else rank)).backward()
+    worker.optimizer.step()
+
+
+def push_filled(worker: Worker, value: float) -> None:
+    """A step of gradients that are this number everywhere."""
+    for p in worker.model.parameters():
+        p.grad = torch.full_like(p, value)
+    worker.optimizer.step()
+
+
 def steps(count: int, jitter: random.Random | None = None) -> Callable[[Worker], None]:
     def act(worker: Worker) -> None:
         for step in range(count):
             if jitter is not None:
                 time.sleep(jitter.random() * 0.004)
-            worker.optimizer.zero_grad()
-            loss_of(worker.model, batch(step, worker.rank)).backward()
-            worker.optimizer.step()
+            train_step(worker, step)
 
     return act
 
@@ -109,3 +125,30 @@ def whole_loss(model: nn.Module) -> float:
     """Over all that the four of them see."""
     with torch.no_grad():
         return sum(float(loss_of(model, pair(step, rank))) for step in range(60) for rank in range(4))
+
+
+def counting(shards: Shards, rank: int, start: int = 1, lr: float = 1.0) -> Worker:
+    """A worker whose model begins at 0, and to which every step adds 1."""
+    model = nn.Linear(40, 40)
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    return Worker(shards, rank, model, torch.optim.SGD(model.parameters(), lr=lr), start=start)
+
+
+def step(worker: Worker, count: int = 1) -> None:
+    """By way of a forward and a backward pass, since that is where overlap acts."""
+    for _ in range(count):
+        worker.optimizer.zero_grad()
+        loss = 0.0 * worker.model(torch.ones(1, 40)).sum()
+        for p in worker.model.parameters():
+            loss = loss - p.sum()
+        loss.backward()
+        worker.optimizer.step()
+
+
+def numbers(model: nn.Module) -> set[float]:
+    return {number for p in model.parameters() for number in p.detach().flatten().tolist()}
+
+
+def final(shards: Shards) -> set[float]:
+    return {number for tensor in load_file(shards.folder / "final.safetensors").values() for number in tensor.flatten().tolist()}

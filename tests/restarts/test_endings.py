@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
+from tests.e2e.workloads.running import Ran, faults, run_script
 
 pytestmark = pytest.mark.timeout(600)
 SCRIPT = """import multiprocessing
@@ -43,9 +43,7 @@ PLAIN = ("pass", "train()")
 
 
 def run(folder: Path, after: str, end: str, *what: str) -> Ran:
-    (folder / "train.py").write_text(SCRIPT.replace("AFTER_A_STEP", after).replace("AT_THE_END", end))
-    job = manifest(folder, ["train.py"], training={"mode": "sync", "seed": 0}, checkpoint={"everySteps": 3, "periodSeconds": 3600})
-    return finish(start(folder, job, *faults(*what)), folder)
+    return run_script(folder, SCRIPT.replace("AFTER_A_STEP", after).replace("AT_THE_END", end), *faults(*what))
 
 
 @pytest.mark.rotating
@@ -59,8 +57,6 @@ def test_os_exit_fails_with_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.rotating
 def test_exit_0_on_sigterm_is_a_stop_and_not_the_end(tmp_path: Path) -> None:
     """A handler that the script has of its own ends it in the middle of a pass, as in a pod that is drained."""
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "hit").mkdir()
     wanted = run(tmp_path / "plain", *PLAIN)
     ran = run(tmp_path / "hit", HANDLED, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntrain()")
     assert wanted.code == ran.code == 0, ran.err[-3000:]
@@ -100,8 +96,6 @@ if __name__ == "__main__":
     process.join()
     sys.exit(process.exitcode)
 """
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "hit").mkdir()
     wanted = run(tmp_path / "plain", *PLAIN)
     ran = run(tmp_path / "hit", "pass", body, "kill:shard-0@step=11", "kill:shard-0@step=20")
     assert ran.code == 0 and ran.summary["steps"] == 24, ran.err[-3000:]
@@ -112,8 +106,6 @@ if __name__ == "__main__":
 
 @pytest.mark.rotating
 def test_a_loop_in_a_thread_begins_again_in_place(tmp_path: Path) -> None:
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "hit").mkdir()
     wanted = run(tmp_path / "plain", *PLAIN)
     body = "import threading\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()"
     ran = run(tmp_path / "hit", "pass", body, "kill:shard-0@step=11")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
+from tests.e2e.workloads.running import Ran, faults, run_script
 from tests.support.soaking import rotating
 
 pytestmark = pytest.mark.timeout(240)
@@ -131,10 +131,8 @@ def cells(names: dict[str, object]) -> list[object]:
 
 
 def run(folder: Path, made: str, *words: str, steps: int = -1, epochs: int = 2, mode: str = "sync") -> Ran:
-    folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text(HEAD + made + LOOP.replace("EPOCHS", str(epochs)).replace("STEPS", str(steps)))
-    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": 2, "periodSeconds": 3600})
-    return finish(start(folder, job, *words), folder)
+    source = HEAD + made + LOOP.replace("EPOCHS", str(epochs)).replace("STEPS", str(steps))
+    return run_script(folder, source, *words, mode=mode, every=2)
 
 
 @pytest.mark.parametrize("name", cells(RIGHT))  # type: ignore[arg-type]

@@ -3,6 +3,8 @@
 Each script of `scripts/` loops over `ps.epochs` and keeps in `ps.state` what it carries. The same script with plain loops and variables is
 equal too, or it is not Complete and says why. In one process they are started again from every record (`tests/tensors`); here are real
 processes, two workers, and the faults.
+
+- A whole job whose workers come apart: what its script hears, and what is left in status, summary and exit code.
 """
 
 from __future__ import annotations
@@ -19,12 +21,11 @@ from pathlib import Path
 import pytest
 
 from tests import frameworks
-from tests.e2e.workloads.running import Ran, faults, finish, manifest, start
+from tests.e2e.workloads.running import Ran, faults, finish, script_job, start
 from tests.restarts.rewritten import FRAMEWORKS, SENTENCES, plain, scripts
 from tests.support import warm
 from tests.support.soaking import rotating, soak
 
-pytestmark = pytest.mark.timeout(900)
 SCRIPTS = scripts()
 TOLD = "told.txt"
 """Where `psjob run` says what it does."""
@@ -89,9 +90,7 @@ def lines(*runs: Ran) -> list[str]:
 
 def begun(folder: Path, name: str, source: str, *words: str, mode: str = "sync") -> warm.Started | subprocess.Popen[str]:
     """Start the job of a script in this folder."""
-    folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text(source)
-    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": 3, "periodSeconds": 3600})
+    job = script_job(folder, source, mode)
     return start(folder, job, *words, imports=frameworks.IMPORTS if name in FRAMEWORKS else warm.COMPILING, environment=frameworks.OFFLINE)
 
 
@@ -125,6 +124,7 @@ def equal(ran: Ran, wanted: Ran) -> None:
         assert found[name].equal(tensor), f"{name}: {ran.err[-3000:]}"
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", cells(list(SCRIPTS), list(FAULTS), "early_stopping: shard 0 in a pass"))
 def test_a_restart_changes_no_line_and_no_bit(tmp_path: Path, once: Path, cell: str) -> None:
     name, fault = cell.split(": ")
@@ -134,6 +134,7 @@ def test_a_restart_changes_no_line_and_no_bit(tmp_path: Path, once: Path, cell: 
     assert lines(ran) == lines(wanted), ran.err[-4000:]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", cells([name for name in SCRIPTS if name not in FRAMEWORKS], list(FAULTS), PLAIN_QUICK))
 def test_a_plain_loop_is_equal_or_says_why_it_is_not(tmp_path: Path, once: Path, cell: str) -> None:
     name, fault = cell.split(": ")
@@ -146,6 +147,7 @@ def test_a_plain_loop_is_equal_or_says_why_it_is_not(tmp_path: Path, once: Path,
         assert any(sentence in ran.out + ran.err for sentence in SENTENCES), ran.err[-4000:]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", cells([name for name in SCRIPTS if "RMSprop" not in SCRIPTS[name]], list(ASYNC)))
 def test_in_async_each_tail_has_its_effect_once(tmp_path: Path, cell: str) -> None:
     name, fault = cell.split(": ")
@@ -169,6 +171,7 @@ def stop(folder: Path, name: str) -> Ran:
     return stopped
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", cells(list(SCRIPTS), [RESUMED]))
 def test_a_stop_and_resume_changes_no_line_and_no_bit(tmp_path: Path, once: Path, cell: str) -> None:
     name, _ = cell.split(": ")
@@ -179,6 +182,7 @@ def test_a_stop_and_resume_changes_no_line_and_no_bit(tmp_path: Path, once: Path
     assert lines(stopped, again) == lines(wanted), again.err[-4000:]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.rotating
 def test_another_job_goes_on_from_a_job_by_name_as_from_its_run(tmp_path: Path, once: Path) -> None:
     """Both have the bits of the undisturbed run. By name it is the newest run of that job, not the newest of all."""
@@ -193,3 +197,48 @@ def test_another_job_goes_on_from_a_job_by_name_as_from_its_run(tmp_path: Path, 
         ran = finish(start(folder, path), folder)
         equal(ran, wanted)
         assert f"of .psjob/{stopped.summary['run']}" in ran.err and lines(stopped, ran) == lines(wanted), ran.err[-4000:]
+
+
+SCRIPT = """
+import torch
+import psjob as ps
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SyncBatchNorm(4), torch.nn.Linear(4, 1))
+if WAY == "frozen":
+    torch.manual_seed(ps.rank())
+    model.append(torch.nn.Linear(1, 1).requires_grad_(False))
+torch.manual_seed(0)
+model, opt = ps.attach(model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+head = torch.nn.Linear(1, 1)
+second = torch.optim.AdamW(head.parameters())
+for (x,) in ps.shard(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(96, 4)), batch_size=4)):
+    opt.zero_grad()
+    second.zero_grad()
+    y = model(x)
+    (head(y) if WAY == "second" else y).pow(2).mean().backward()
+    opt.step()
+    if WAY == "second":
+        second.step()
+"""
+SAID = {
+    "frozen": "weights differ at the beginning: frozen parameter 3.weight and 1 more of worker 1 is not that of worker 0; it was built",
+    "second": "of worker 1 is not that of worker 0; an optimizer that was not attached steps",
+    "none": "",
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", ["frozen", rotating("second"), rotating("none")])
+def test_a_job_whose_workers_come_apart_says_so(tmp_path: Path, way: str) -> None:
+    (tmp_path / "train.py").write_text(f"WAY = {way!r}\n{SCRIPT}")
+    code, told = warm.run(tmp_path, ["run", "train.py", "--workers", "2", "--no-progress", "--summary", "s.json"])
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert (code, summary["result"], summary["buffers_differ"]) == (0 if way == "none" else 4, "Complete", None), told
+    assert SAID[way] in (summary["drift"] or "") and told.count(f"Workers differ: {summary['drift']}") == (way != "none")
+    assert ("Complete: " in told) == (way == "none")
+    assert told.count("psjob: SyncBatchNorm (1) is BatchNorm in a job, which has no process group") == 1
+    apart = "psjob: AdamW was not given to attach, and steps 2 parameters (of shape (1, 1), of shape (1,))"
+    assert told.count(apart) == (way == "second")
+    listed = warm.run(tmp_path, ["list"])[1]
+    assert ("Complete, workers differ" in listed) == (way != "none"), listed

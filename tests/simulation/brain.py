@@ -47,23 +47,11 @@ class Brain:
         world = self.world
         pods = tuple(world.pods.values()) if live or self.stale is None else self.stale
         return ObservedState(
-            name=world.name,
-            namespace=world.namespace,
-            uid=world.uid,
-            generation=world.generation,
-            resource_version=str(world.version),
-            created=world.now,
-            spec=world.spec,
-            status=world.status,
-            deleting=world.gone,
-            processes=pods,
-            objects=Objects(world.service, world.config, world.claim),
-            progress=world.progress(),
-            progress_at=world.now,
-            granted=frozenset(self.granted),
-            key_made=self.key_made,
-            live=live,
-        )
+            name=world.name, namespace=world.namespace, uid=world.uid, generation=world.generation, resource_version=str(world.version),
+            created=world.now, spec=world.spec, status=world.status, deleting=world.gone, processes=pods,
+            objects=Objects(world.service, world.config, world.claim), progress=world.progress(), progress_at=world.now,
+            granted=frozenset(self.granted), key_made=self.key_made, live=live,
+        )  # fmt: skip
 
     def turn(self) -> bool:
         """One turn; True where it did something."""

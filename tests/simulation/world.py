@@ -81,15 +81,9 @@ class World:
         self.created[action.name] += 1
         self.terms[action.name] = action.term
         self.pods[action.name] = Process(
-            name=action.name,
-            uid=f"{action.name}-{sum(self.created.values())}",
-            role=action.role,
-            index=action.index,
-            number=action.number,
-            run=self.uid,
-            phase="Pending",
-            created=self.now,
-        )
+            name=action.name, uid=f"{action.name}-{sum(self.created.values())}", role=action.role, index=action.index,
+            number=action.number, run=self.uid, phase="Pending", created=self.now,
+        )  # fmt: skip
 
     def delete(self, name: str, uid: str, grace: int | None) -> None:
         self.requests["delete"] += 1

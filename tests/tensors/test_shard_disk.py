@@ -404,7 +404,7 @@ def test_after_a_snapshot_that_came_to_nothing_memory_has_nothing(tmp_path: Path
 
 
 def fail(*_: object) -> None:
-    raise files.CheckpointProblem("injected")
+    raise disk.CheckpointProblem("injected")
 
 
 def test_who_has_read_the_checkpoint_goes_back_to_it_without_its_disk(tmp_path: Path) -> None:

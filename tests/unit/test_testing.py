@@ -82,7 +82,7 @@ def test_six_runs_after_different_remainders_take_every_rotating_test() -> None:
     [
         ("runtime/src/psjob/wire/frame.py", "psjob.wire.frame"),
         ("operator/src/psjob_operator/plan/__init__.py", "psjob_operator.plan"),
-        ("tests/live/test_tcp.py", "tests.live.test_tcp"),
+        ("tests/live/test_stream_pool.py", "tests.live.test_stream_pool"),
         ("docs/cli.md", None),
     ],
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.e2e.workloads.gates import steps_of
 from tests.support import warm
 
 HERE = Path(__file__).parent
@@ -54,7 +57,8 @@ class Ran:
 
 
 def manifest(folder: Path, command: Sequence[str], *, workers: int = 2, shards: int = 2, **spec: Any) -> Path:
-    """Write job.yaml (JSON is YAML) in `folder`; the first word of `command` names a script of this folder."""
+    """Write job.yaml (JSON is YAML) in `folder`, which is made; the first word of `command` names a script of this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     script = HERE / command[0]
     words = ["python", str(script if script.exists() else command[0]), *command[1:]]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -109,6 +113,35 @@ def train(folder: Path, job: Path, *args: str, expect: int = 0, cold: bool = Fal
     ran = finish(start(folder, job, *args, cold=cold), folder)
     assert ran.code == expect, f"exit code {ran.code}:\n{ran.out[-2000:]}\n{ran.err[-4000:]}\n{_tails(folder)}"
     return ran
+
+
+def script_job(folder: Path, source: str, mode: str = "sync", every: int = 3) -> Path:
+    """A job of seed 0 whose script is this text, with a checkpoint every so many steps."""
+    job = manifest(folder, ["train.py"], training={"mode": mode, "seed": 0}, checkpoint={"everySteps": every, "periodSeconds": 3600})
+    (folder / "train.py").write_text(source)
+    return job
+
+
+def run_script(folder: Path, source: str, *words: str, mode: str = "sync", every: int = 3) -> Ran:
+    """Run such a job to its end, however it ends."""
+    return finish(start(folder, script_job(folder, source, mode, every), *words), folder)
+
+
+def check_recovery(recovery: Mapping[str, Any], manifests: int = 2) -> None:
+    """The kill fell after `manifests` committed ones with step > 0, and after a step that the shard had acknowledged since."""
+    first, passed = recovery["secondsToFirstPush"], recovery["secondsToPassStep"]
+    print(f"{recovery['fault']}: {first:.2f} s to the first push, {passed:.2f} s to the step")
+    assert recovery["manifests"] >= manifests and max(recovery["acknowledged"].values()) > recovery["checkpointStep"] > 0, recovery
+
+
+def stopped_from(folder: Path, job: Path, step: int) -> Ran:
+    """Start the job, and stop it as Ctrl-C does once a checkpoint of that step or a later one is committed."""
+    process, limit = start(folder, job), time.monotonic() + SECONDS / 2
+    while not any(max(steps_of(run), default=0) >= step for run in folder.glob(".psjob/*")):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    return finish(process, folder)
 
 
 def check_torn(ran: Ran, shard: int) -> None:
