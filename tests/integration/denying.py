@@ -166,7 +166,7 @@ def pod_security(place: World, jobs: Sequence[str]) -> Iterator[None]:
 def _inside(place: World, jobs: Sequence[str], plural: str, kind: str, spec: dict[str, Any]) -> Iterator[None]:
     """An object of the namespace that holds for all of it."""
     name = f"full-{jobs[0]}"
-    place.cluster.api.create(place.path(plural), {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec})
+    place.make(kind, name, spec=spec)
     try:
         _until_denied(creation(place, jobs[0], "pods"))
         yield

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,11 @@ import pytest
 from psjob_operator.cluster.client import OTHER_UID
 from psjob_operator.cluster.main import lease_holder
 from tests.integration.api_client import Api
-from tests.integration.operator_harness import World, psjob_operator, world
+from tests.integration.operator_harness import World, psjob_operator
+from tests.integration.own_place import place
 from tests.support.cluster_fixtures import Cluster
+
+__all__ = ["place"]
 
 pytestmark = pytest.mark.cluster
 
@@ -23,12 +25,6 @@ def check(folder: Path, kubeconfig: Path, namespace: str, *words: str) -> tuple[
     """Exit code and words."""
     asked = ["check", f"--kubeconfig={kubeconfig}", f"--namespace={namespace}", "--lease=turns", f"--lease-namespace={namespace}", *words]
     return psjob_operator(folder, *asked)
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 def test_an_operator_that_renews_passes_and_one_that_stands_still_does_not(place: World, tmp_path: Path) -> None:

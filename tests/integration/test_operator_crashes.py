@@ -11,18 +11,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.crashing import SPEC, Life
-from tests.integration.operator_harness import Operator, World, manifest, world
+from tests.integration.operator_harness import Operator, World, manifest
 from tests.integration.operator_harness import manifest as job
 from tests.integration.operator_proxy import Proxy, Strike, Weather
-from tests.support.cluster_fixtures import Cluster
+from tests.integration.own_place import place
 from tests.support.soaking import rotating, soak
+
+__all__ = ["place"]
 
 pytestmark = pytest.mark.cluster
 
@@ -30,12 +30,6 @@ pytestmark = pytest.mark.cluster
 PARTS = 6
 FIRST = ("reply lost", 0)
 ROWS = [FIRST, *(rotating(*row) for row in itertools.product(("replied", "reply lost"), range(PARTS)) if row != FIRST)]
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 def live(place: World, proxy: Proxy, operator: Operator, node: str, name: str, strike: Strike | None) -> tuple[dict[str, Any], int]:

@@ -156,8 +156,7 @@ def test_a_denial_of_what_stands_around_the_pods_is_waited_for_too(place: World,
     edited, unseen, lost = f"{name}edit", f"{name}new", f"{name}lost"
     for job in (edited, lost):
         place.create(labelled(job))
-        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
-        place.until_phase("Running", job)
+        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node, job=job)
     # For the probe alone: a job of another controller, under the label of the one to come.
     place.create(
         {
@@ -201,12 +200,10 @@ def test_a_denied_delete_holds_back_nobody(place: World, node: str, name: str) -
     """A replaced pod that may not be deleted stays, and its successor starts all the same."""
     first, second, third = (f"{name}-worker-1-r{number}" for number in (1, 2, 3))
     place.create(labelled(name))
-    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", first, node=node)
-    place.until_phase("Running", name)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", first, node=node, job=name)
     # An ended pod is kept for its log until the next one of its seat has ended too.
     place.end(first, 1)
-    place.run(second, node=node)
-    place.until_phase("Running", name)
+    place.run(second, node=node, job=name)
     probe = place.path("pods", f"{name}-worker-0-r1") + "?dryRun=All"
     with denying.policy(place, [name], denying.of_core("pods", "DELETE"), lambda: place.cluster.api.call("DELETE", probe)):
         place.end(second, 1)
@@ -218,8 +215,7 @@ def test_a_denied_delete_holds_back_nobody(place: World, node: str, name: str) -
 def test_a_job_that_may_not_be_deleted_in_its_time_says_so(place: World, node: str, name: str) -> None:
     jobs = {"apiGroups": ["psjob.dev"], "apiVersions": ["v1alpha1"], "resources": ["pstrainingjobs"], "operations": ["DELETE"]}
     place.create(labelled(name, workers=1, runPolicy={"ttlSecondsAfterFinished": 1}))
-    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
-    place.until_phase("Running", name)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node, job=name)
     probe = place.path("pstrainingjobs", name) + "?dryRun=All"
     with denying.policy(place, [name], jobs, lambda: place.cluster.api.call("DELETE", probe)):
         place.end(f"{name}-worker-0-r1")

@@ -11,14 +11,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 def running(place: World, name: str, node: str, number: int = 1) -> list[str]:
     pods = [f"{name}-shard-0-a{number}", f"{name}-worker-0-r{number}"]
-    place.run(*pods, node=node)
-    place.until_phase("Running", name)
+    place.run(*pods, node=node, job=name)
     return pods
 
 
 def test_a_claim_that_is_deleted_under_a_job_is_told_before_it_is_suspended(place: World, node: str, name: str) -> None:
-    place.create(manifest(name, workers=1))
-    pods = running(place, name, node)
+    pods = place.trains(name, node, workers=1)
     claim = place.path("persistentvolumeclaims", f"{name}-checkpoints")
     place.cluster.api.call("DELETE", claim)
     assert place.cluster.api.get(claim)["metadata"]["deletionTimestamp"], "a pod uses it"
@@ -27,9 +25,7 @@ def test_a_claim_that_is_deleted_under_a_job_is_told_before_it_is_suspended(plac
     assert told["status"] == "False" and f"claim {name}-checkpoints is being deleted" in told["message"]
     place.edit(name, suspend=True)
     place.until("a warning", lambda: [it["type"] for it in place.events("Suspending", name)] == ["Warning"])
-    for pod in pods:
-        place.until(f"{pod} to be told to end", lambda pod=pod: place.pods(name)[pod]["metadata"].get("deletionTimestamp"))
-        place.remove(pod)
+    place.take_off(*pods)
     place.until_phase("Suspended", name)
 
 

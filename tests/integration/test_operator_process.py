@@ -5,24 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.operator_harness import World, manifest, psjob_operator, until, world
+from tests.integration.operator_harness import World, manifest, psjob_operator, until
 from tests.integration.operator_proxy import Proxy
-from tests.support.cluster_fixtures import Cluster
+from tests.integration.own_place import place
 from tests.support.statusport import StatusPort
 
+__all__ = ["place"]
+
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 def test_help_shows_examples() -> None:
@@ -53,12 +48,9 @@ def test_it_ends_when_a_right_is_missing(place: World) -> None:
 
 
 def test_what_happened_while_it_was_away_is_caught_up(place: World) -> None:
-    node = place.node(f"{place.namespace}-n")
     operator = place.operator()
     for name in ("a", "b", "c"):
-        place.create(manifest(name, workers=1))
-        place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
-        place.until_phase("Running", name)
+        place.trains(name, workers=1)
     operator.kill()
     place.end("a-shard-0-a1", 1)
     place.cluster.api.delete(place.path("pstrainingjobs", "b"))
@@ -74,14 +66,11 @@ def test_what_happened_while_it_was_away_is_caught_up(place: World) -> None:
 
 def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
     """Watches bring nothing while pods and a job go; then 410 Gone. kopf lists again and tells of none of them; our own list does."""
-    node = place.node(f"{place.namespace}-n")
     proxy = Proxy(place.cluster.url, place.cluster.ca, *place.certificate())
     try:
         place.operator(url=proxy.url)
         for name in ("a", "b"):
-            place.create(manifest(name, workers=1))
-            place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
-            place.until_phase("Running", name)
+            place.trains(name, workers=1)
         proxy.blind()
         place.remove("a-worker-0-r1")
         place.cluster.api.delete(place.path("pstrainingjobs", "b"))
@@ -111,15 +100,14 @@ def test_who_waits_for_a_checkpoint_sees_in_the_status_that_the_request_is_answe
         words = ("wait", "psj", "job", "-n", place.namespace, f"--for={path}", f"--timeout={seconds:g}s")
         return place.cluster.run_kubectl(*words, check=False).returncode == 0
 
-    server = StatusPort(says, lambda: keys.get("questions", b"")).serve(place.address)
-    try:
+    with StatusPort(says, lambda: keys.get("questions", b"")).serve(place.address):
         job = manifest(workers=1)
         job["spec"]["workers"]["progressDeadlineSeconds"] = 5  # shard 0 is asked from the start
         own["run"] = place.create(job)["metadata"]["uid"]
         place.operator("--progress-seconds=0.5")
         place.until("the pods", lambda: len(place.pods()) == 2)
         keys.update(place.run_keys())
-        place.run("job-shard-0-a1", "job-worker-0-r1", node=place.node(f"{place.namespace}-n"))
+        place.run("job-shard-0-a1", "job-worker-0-r1")
         place.until("the checkpoint", lambda: place.status().get("checkpoint"))
         place.edit("job", checkpoint={"request": 7})
         told["step"] = 110
@@ -129,9 +117,6 @@ def test_who_waits_for_a_checkpoint_sees_in_the_status_that_the_request_is_answe
         place.edit("job", checkpoint={"request": 3})
         told |= {"step": 150, "request": 3}
         assert waits(3, 20)
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
@@ -147,12 +132,11 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
 
     port = StatusPort(told, lambda: keys.get("questions", b""))
     asked = port.asked
-    server = port.serve(place.address)
-    try:
+    with port.serve(place.address):
         uid["run"] = place.create(manifest())["metadata"]["uid"]
         operator = place.operator("--progress-seconds=0.5")
         place.until("the pods", lambda: len(place.pods()) == 3)
-        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"))
+        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1")
         place.until("the sentence", lambda: place.conditions().get("Ready", {}).get("reason") == "ProgressUnknown")
         assert "does not take this operator's key" in place.conditions()["Ready"]["message"] and place.status()["phase"] == "Running"
         keys.update(place.run_keys())
@@ -171,6 +155,3 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
         operator.start()
         place.until("an answer to the next operator", lambda: len(asked) > known)
         assert str(status["progress"]["step"]) in place.cluster.run_kubectl("get", "psj", "job", "-n", place.namespace).stdout
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -17,10 +17,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration import oldercrd
-from tests.integration.operator_harness import World, manifest, until, world
+from tests.integration.operator_harness import World, until, world
 from tests.integration.outages import answers, goes_on, running, uids, unharmed
+from tests.integration.own_place import place as own_place
 from tests.support.cluster_fixtures import Cluster
 from tests.support.soaking import rotating, soak
+
+__all__ = ["own_place"]
 
 pytestmark = pytest.mark.cluster
 
@@ -29,9 +32,7 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     """lrScaling: linear goes only with mode sync, and the mode of a running job may change."""
     paused, done, timed, mended = jobs = [f"{name}{what}" for what in ("paused", "done", "timed", "mended")]
     for job in jobs:
-        place.create(manifest(job, training={"mode": "sync", "lrScaling": "linear"}, runPolicy={"ttlSecondsAfterFinished": 1}))
-        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
-        place.until_phase("Running", job)
+        place.trains(job, training={"mode": "sync", "lrScaling": "linear"}, runPolicy={"ttlSecondsAfterFinished": 1}, node=node)
     with oldercrd.without_the_rule(place):
         for job in jobs:
             place.edit(job, training={"mode": "async"})
@@ -44,11 +45,7 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     time.sleep(4)
     assert not [pod for pod in place.pods(name) if pod.endswith("-r2")]
     # Suspension, success with its TTL, and the deadline come all the same.
-    place.edit(paused, suspend=True)
-    place.until("the pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(paused).values()))
-    for pod in place.pods(paused):
-        place.remove(pod)
-    place.until_phase("Suspended", paused)
+    place.suspend(paused)
     for pod in ("worker-0-r1", "worker-1-r1", "shard-0-a1"):
         place.end(f"{done}-{pod}")
     place.edit(timed, runPolicy={"activeDeadlineSeconds": 1})
@@ -69,23 +66,13 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
 LOG = "Traceback\nLoginError: https://me:hunter2@host says no, token=hunter2"
 
 
-@pytest.fixture
-def own_place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [((), "exit code 3: LoginError: https://[removed]@host says no, token=[removed];"), (("--no-log-tails",), "exit code 3;")],
 )
 def test_status_and_events_tell_no_credential_and_without_tails_no_word(own_place: World, options: tuple[str, ...], said: str) -> None:
     own_place.operator(*options)
-    node = own_place.node(f"{own_place.namespace}-n")
-    own_place.create(manifest("job", shards=1, workers=1, runPolicy={"backoffLimit": 0}))
-    own_place.until("its pods", lambda: {"job-shard-0-a1", "job-worker-0-r1"} <= set(own_place.pods()))
-    own_place.run("job-shard-0-a1", "job-worker-0-r1", node=node)
-    own_place.until_phase("Running", "job")
+    own_place.trains(workers=1, runPolicy={"backoffLimit": 0})
     own_place.end("job-worker-0-r1", 3, message=LOG)
     own_place.until_phase("Failed", "job")
     told = str(own_place.status("job")) + str(own_place.items("events"))
