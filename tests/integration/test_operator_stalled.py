@@ -8,16 +8,18 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.integration import oldercrd
-from tests.integration.operator_harness import World, until, world
+from hack.cluster.api import ApiError
+from tests.integration.operator_harness import World, manifest, until, world
 from tests.integration.outages import answers, goes_on, running, uids, unharmed
 from tests.integration.own_place import place as own_place
 from tests.support.cluster_fixtures import Cluster
@@ -33,7 +35,7 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     paused, done, timed, mended = jobs = [f"{name}{what}" for what in ("paused", "done", "timed", "mended")]
     for job in jobs:
         place.trains(job, training={"mode": "sync", "lrScaling": "linear"}, runPolicy={"ttlSecondsAfterFinished": 1}, node=node)
-    with oldercrd.without_the_rule(place):
+    with without_the_rule(place):
         for job in jobs:
             place.edit(job, training={"mode": "async"})
     for job in jobs:
@@ -118,3 +120,41 @@ def test_it_is_gone_for_long(place_outage: World) -> None:
     until("the API server to be back", lambda: answers(place_outage), 60)
     unharmed(place_outage, before)
     print(f"gone for 120 s: continued after {goes_on(place_outage):.1f} s")
+
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pstrainingjobs.psjob.dev"
+LIMIT = "must not be linear"
+FAULT = {"mode": "async", "lrScaling": "linear"}
+
+
+@contextlib.contextmanager
+def without_the_rule(place: World) -> Iterator[None]:
+    """While it lasts the API server takes lrScaling: linear in every mode; this operator does not."""
+    api = place.cluster.api
+    versions = api.get(CRD)["spec"]["versions"]
+    older = copy.deepcopy(versions)
+    (rules,) = (training["x-kubernetes-validations"] for training in _training(older))
+    assert any(rule["message"].startswith(LIMIT) for rule in rules)
+    rules[:] = [rule for rule in rules if not rule["message"].startswith(LIMIT)]
+    api.merge(CRD, {"spec": {"versions": older}})
+    try:
+        until("the older CRD to hold", lambda: _takes(place))
+        yield
+    finally:
+        api.merge(CRD, {"spec": {"versions": versions}})
+        until("this version's CRD to hold", lambda: not _takes(place))
+
+
+def _training(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["training"] for version in versions]
+
+
+def _takes(place: World) -> bool:
+    path = f"/apis/psjob.dev/v1alpha1/namespaces/{place.namespace}/pstrainingjobs?dryRun=All"
+    try:
+        place.cluster.api.create(path, manifest("probe", training=FAULT))
+    except ApiError as error:
+        if error.status != 422:
+            raise
+        return False
+    return True
