@@ -33,9 +33,13 @@ ONES_OWN: dict[str, tuple[Denial, str]] = {
     "webhook away": (lambda place, jobs, folder: denying.webhook(place, jobs, folder, None), "failed calling webhook"),
 }
 """Denials of the pods of some jobs, which stand side by side in one namespace."""
+TOO_SMALL = {"limits": [{"type": "Pod", "min": {"memory": "900Gi"}}]}
 OF_ALL: dict[str, tuple[Denial, str]] = {
-    "quota": (lambda place, jobs, folder: denying.quota(place, jobs), "exceeded quota"),
-    "limit range": (lambda place, jobs, folder: denying.limit_range(place, jobs), "minimum memory usage per Pod is 900Gi"),
+    "quota": (lambda place, jobs, folder: denying.inside(place, jobs, "ResourceQuota", {"hard": {"pods": "0"}}), "exceeded quota"),
+    "limit range": (
+        lambda place, jobs, folder: denying.inside(place, jobs, "LimitRange", TOO_SMALL),
+        "minimum memory usage per Pod is 900Gi",
+    ),
     "pod security": (lambda place, jobs, folder: denying.pod_security(place, jobs), 'violates PodSecurity "restricted:latest"'),
 }
 """Denials of all pods of a namespace, each in one of its own."""

@@ -72,24 +72,20 @@ def test_what_happened_while_it_was_away_is_caught_up(place: World) -> None:
     assert "b-shard-0-a2" not in place.pods()
 
 
-def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
+def test_what_vanished_unseen_is_missed_after_a_relist(place: World, proxy: Proxy) -> None:
     """Watches bring nothing while pods and a job go; then 410 Gone. kopf lists again and tells of none of them; our own list does."""
-    proxy = Proxy(place.cluster.url, place.cluster.ca, *place.certificate())
-    try:
-        place.operator(url=proxy.url)
-        for name in ("a", "b"):
-            place.trains(name, workers=1)
-        proxy.blind()
-        place.remove("a-worker-0-r1")
-        place.cluster.api.delete(place.path("pstrainingjobs", "b"))
-        place.remove("b-worker-0-r1")
-        time.sleep(1)
-        assert place.status("a")["internal"]["workerStart"] == 1
-        proxy.gone()
-        place.until("the worker to be started again", lambda: "a-worker-0-r2" in place.pods())
-        assert "b-worker-0-r2" not in place.pods()
-    finally:
-        proxy.close()
+    place.operator(url=proxy.url)
+    for name in ("a", "b"):
+        place.trains(name, workers=1)
+    proxy.blind()
+    place.remove("a-worker-0-r1")
+    place.cluster.api.delete(place.path("pstrainingjobs", "b"))
+    place.remove("b-worker-0-r1")
+    time.sleep(1)
+    assert place.status("a")["internal"]["workerStart"] == 1
+    proxy.gone()
+    place.until("the worker to be started again", lambda: "a-worker-0-r2" in place.pods())
+    assert "b-worker-0-r2" not in place.pods()
 
 
 def test_who_waits_for_a_checkpoint_sees_in_the_status_that_the_request_is_answered(place: World) -> None:

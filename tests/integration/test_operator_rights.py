@@ -32,10 +32,8 @@ class OneRace(Weather):
         return ""
 
 
-def test_every_right_is_used_and_none_is_missing(place: World) -> None:
+def test_every_right_is_used_and_none_is_missing(place: World, proxy: Proxy) -> None:
     """A life with everything in it for which the chart grants something."""
-    cert, key = place.certificate()
-    proxy = Proxy(place.cluster.url, place.cluster.ca, cert, key)
     try:
         policies = '--network-policy={"ipBlock": {"cidr": "192.0.2.7/32"}}'
         # A Lease that is renewed so seldom does not come between the writes that are looked at here.
@@ -78,7 +76,5 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
         raise AssertionError(
             f"never used: {sorted(rights.unused([*NAMESPACED_RULES, *CLUSTER_RULES], place.cluster.audit(user=place.user)))}"
         ) from error
-    finally:
-        proxy.close()
     refused = [event for event in place.cluster.audit(user=place.user) if event.get("responseStatus", {}).get("code") == 403]
     assert not refused, [(event["verb"], event["requestURI"]) for event in refused]

@@ -20,8 +20,9 @@ from tests.integration.together import together
 
 __all__ = ["own_place"]
 
+pytestmark = pytest.mark.cluster
 
-@pytest.mark.cluster
+
 @pytest.mark.parametrize("both", [False, True], ids=["the object is seen first", "both are seen at once"])
 def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: str, name: str, both: bool) -> None:
     """A backup restored into a new object (Velero): what the old run had done is no fact, its numbers are passed.
@@ -60,7 +61,6 @@ def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: 
     assert status["internal"]["term"] > 5 and status["restarts"].get("total", 0) == 0 and "checkpoint" not in status, status
 
 
-@pytest.mark.cluster
 def test_two_operators_make_no_pod_twice_and_come_to_rest(place: World, node: str, name: str) -> None:
     """They may pass each other's numbers, which costs a start; a name is made once, and one process a seat is left."""
     second = place.operator()
@@ -95,7 +95,6 @@ def _made(event: dict[str, Any]) -> bool:
     return event["verb"] == "create" and event["objectRef"]["resource"] == "pods" and event["responseStatus"]["code"] == 201
 
 
-@pytest.mark.cluster
 @together
 def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> None:
     uid = place.make("Pod", f"{name}-worker-0-r1", spec={"containers": [{"name": "c", "image": "x"}]})["metadata"]["uid"]
@@ -109,7 +108,6 @@ def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> N
     assert place.status(name)["internal"]["workerStart"] == 1
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("kind", "child", "spec"),
     [
@@ -133,7 +131,6 @@ def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str,
     place.until("the job to continue", lambda: len(place.pods(name)) == 3)
 
 
-@pytest.mark.cluster
 @together
 def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name: str) -> None:
     """Same names, same labels, another uid: the pod of the job before is not adopted, and its claim is used again."""
@@ -156,7 +153,6 @@ def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name:
     assert place.status(name)["run"] == uid
 
 
-@pytest.mark.cluster
 @together
 def test_a_pod_whose_label_goes_and_returns_leaves_no_twin(place: World, node: str, name: str) -> None:
     pods = place.trains(name, node)
@@ -189,7 +185,6 @@ def post(place: World, text: str) -> None:
     place.cluster.run_kubectl("create", "--raw", path, "-f", "-", stdin=text)
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_a_job_that_is_nested_as_deep_as_can_be_is_one_jobs_problem(own_place: World) -> None:
     operator = own_place.operator()
@@ -208,7 +203,6 @@ def test_a_job_that_is_nested_as_deep_as_can_be_is_one_jobs_problem(own_place: W
     assert operator.alive() and not own_place.pods("deep")
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.rotating
 def test_large_manifests_take_no_more_memory_than_they_have_bytes(own_place: World) -> None:
