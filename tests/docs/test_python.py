@@ -31,7 +31,7 @@ WHOLE = {
     "docs/coming/tfjob.md": "tests/live/test_docs_pages.py",
     "docs/python.md": "tests/live/test_docs_pages.py",
     "docs/reference.md": "tests/live/test_docs_pages.py",
-    "docs/scripts.md": "tests/scripts/test_page.py",
+    "docs/scripts.md": "tests/scripts/test_idioms.py",
 }
 """Pages whose Python a test of their own runs, all of it."""
 FRAMEWORKS = ("docs/accelerate.md", "docs/lightning.md", "docs/transformers.md")
@@ -89,17 +89,8 @@ def alone(folder: Path, script: Path, around: dict[str, Any], name: str) -> tupl
 
 def under_torchrun(folder: Path, script: Path, around: dict[str, Any], name: str) -> tuple[int, str]:
     """Two processes that torchrun starts."""
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr",
-        "127.0.0.1",
-        "--nproc-per-node",
-        "2",
-        script.name,
-    ]
+    options = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+    words = [sys.executable, "-m", "torch.distributed.run", *options, script.name]
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=warm.SECONDS, check=False)
     return done.returncode, done.stdout + done.stderr

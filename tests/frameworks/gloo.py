@@ -13,29 +13,15 @@ import sys
 
 from safetensors.torch import save_file
 
+from tests.support.forks import in_ranks
+
 
 def main() -> None:
     world, out, words = int(sys.argv[1]), os.path.abspath(sys.argv[2]), sys.argv[3:]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    children = []
-    for rank in range(world):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                _rank(rank, world, port, out, words)
-                code = 0
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        children.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    raise SystemExit(max(codes, key=abs))
+    raise SystemExit(in_ranks(world, lambda rank: _rank(rank, world, port, out, words)))
 
 
 def _rank(rank: int, world: int, port: int, out: str, words: list[str]) -> None:

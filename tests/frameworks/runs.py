@@ -55,10 +55,33 @@ class Run:
         self.code, self.output = warm.run(folder, argv, {**OFFLINE, **(environment or {})}, SECONDS, IMPORTS)
         self.summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").exists() else {}
 
+    def workers(self) -> list[str]:
+        """The log of each worker."""
+        return [path.read_text() for path in sorted(self.folder.glob(".psjob/*/logs/*worker*"))]
+
     def weights(self) -> dict[str, torch.Tensor]:
         assert self.code == 0, self.output[-4000:]
         (path,) = self.folder.glob(".psjob/*/final.safetensors")
         return load_file(path)
+
+
+def resumed(folder: Path, words: Sequence[str], fault: str, every: int = 4) -> tuple[Run, Run]:
+    """A run, and one with this fault that came to the same steps and the same bits after a restart."""
+    whole = Run(folder / "whole", words)
+    killed = Run(folder / "killed", words, [fault], {"checkpoint": {"periodSeconds": 3600, "everySteps": every}})
+    assert whole.code == 0 and killed.code == 0, killed.output[-4000:]
+    assert killed.summary["restarts"], killed.output[-4000:]
+    assert killed.summary["steps"] == whole.summary["steps"]
+    assert killed.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    return whole, killed
+
+
+def alone(folder: Path, *words: str) -> str:
+    """Output of a script outside a job."""
+    folder.mkdir(exist_ok=True)
+    code, output = warm.call(folder, "tests.frameworks.alone", words, OFFLINE, SECONDS, IMPORTS)
+    assert code == 0, output[-4000:]
+    return output
 
 
 def with_ddp(folder: Path, words: Sequence[str]) -> tuple[dict[str, torch.Tensor], str]:

@@ -47,6 +47,12 @@ class Api:
         path = f"{JOBS.format(namespace=namespace)}/{name}{'/status' if status else ''}?fieldValidation=Strict"
         return self.call("PATCH", path, patch, "application/merge-patch+json")
 
+    def change(self, namespace: str, patch: dict[str, Any], *, status: bool = False) -> str:
+        """What the API server says to a merge patch of the job `digits` that it refuses as invalid; empty where it takes it."""
+        code, answer = self.merge(namespace, "digits", patch, status=status)
+        assert code in (200, 422), answer
+        return str(answer["message"]) if code == 422 else ""
+
     def replace(self, namespace: str, job: dict[str, Any], *, status: bool = False) -> tuple[int, dict[str, Any]]:
         """PUT of the whole object."""
         path = f"{JOBS.format(namespace=namespace)}/{job['metadata']['name']}{'/status' if status else ''}"

@@ -137,20 +137,6 @@ def _answering(cert: Path, key: Path, code: int | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def quota(place: World, jobs: Sequence[str]) -> Iterator[None]:
-    """No room for a further pod of the namespace."""
-    with _inside(place, jobs, "resourcequotas", "ResourceQuota", {"hard": {"pods": "0"}}):
-        yield
-
-
-@contextlib.contextmanager
-def limit_range(place: World, jobs: Sequence[str]) -> Iterator[None]:
-    """No pod of the namespace may be as small as those are."""
-    with _inside(place, jobs, "limitranges", "LimitRange", {"limits": [{"type": "Pod", "min": {"memory": "900Gi"}}]}):
-        yield
-
-
-@contextlib.contextmanager
 def pod_security(place: World, jobs: Sequence[str]) -> Iterator[None]:
     """The namespace takes only restricted pods, from now on."""
     path, key = f"/api/v1/namespaces/{place.namespace}", "pod-security.kubernetes.io/enforce"
@@ -163,15 +149,15 @@ def pod_security(place: World, jobs: Sequence[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _inside(place: World, jobs: Sequence[str], plural: str, kind: str, spec: dict[str, Any]) -> Iterator[None]:
-    """An object of the namespace that holds for all of it."""
+def inside(place: World, jobs: Sequence[str], kind: str, spec: dict[str, Any]) -> Iterator[None]:
+    """A ResourceQuota or LimitRange, which holds for all of the namespace."""
     name = f"full-{jobs[0]}"
-    place.cluster.api.create(place.path(plural), {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec})
+    place.make(kind, name, spec=spec)
     try:
         _until_denied(creation(place, jobs[0], "pods"))
         yield
     finally:
-        place.cluster.api.delete(place.path(plural, name))
+        place.cluster.api.delete(place.path(f"{kind.lower()}s", name))
 
 
 def creation(place: World, job: str, kind: str) -> Callable[[], Any]:

@@ -43,8 +43,7 @@ class Life:
 
     def pin(self, config_format: int) -> None:
         """Write into the status of what format the run's config is."""
-        path = f"/apis/psjob.dev/v1alpha1/namespaces/{self.place.namespace}/pstrainingjobs/{self.name}/status"
-        self.place.cluster.api.merge(path, {"status": {"internal": {"pinned": {"configFormat": config_format}}}})
+        self.place.lay(self.name, internal={"pinned": {"configFormat": config_format}})
 
     def pods(self, attempt: int = 1, start: int = 1) -> list[str]:
         return [f"{self.name}-shard-0-a{attempt}", f"{self.name}-worker-0-r{start}", f"{self.name}-worker-1-r{start}"]

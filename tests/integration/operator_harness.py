@@ -27,7 +27,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import yaml
 
-from hack.cluster.api import ApiError
+from hack.cluster.api import Api, ApiError
 from hack.cluster.paths import REPO
 from hack.cluster.pki import Authority
 from tests.integration.operator_nursery import Nursery
@@ -37,6 +37,7 @@ from tests.support.statusport import own_loopback, run_keys
 JOBS = "/apis/psjob.dev/v1alpha1"
 ROOTS = {"pstrainingjobs": JOBS, "networkpolicies": "/apis/networking.k8s.io/v1", "roles": "/apis/rbac.authorization.k8s.io/v1"}
 """By kind; the core's for the others."""
+RBAC = "rbac.authorization.k8s.io"
 IMAGE = "psjob-runtime:test"
 PATIENCE = 80.0
 """Seconds until a state is given up that comes within a few on a quiet machine."""
@@ -203,15 +204,8 @@ class World:
 
     def allow(self) -> None:
         """Give the operator's user the operator's rights, and no other."""
-        subject = [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": self.user}]
-        base = "/apis/rbac.authorization.k8s.io/v1"
-        api = "rbac.authorization.k8s.io/v1"
-        for kind, place, rules in (("Role", f"/namespaces/{self.namespace}", NAMESPACED_RULES), ("ClusterRole", "", CLUSTER_RULES)):
-            name = {"name": self.user}
-            self.cluster.api.create(f"{base}{place}/{kind.lower()}s", {"apiVersion": api, "kind": kind, "metadata": name, "rules": rules})
-            binding = {"apiVersion": api, "kind": f"{kind}Binding", "metadata": name, "subjects": subject}
-            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": self.user}
-            self.cluster.api.create(f"{base}{place}/{kind.lower()}bindings", {**binding, "roleRef": reference})
+        allow(self.cluster.api, self.user, "Role", NAMESPACED_RULES, self.namespace)
+        allow(self.cluster.api, self.user, "ClusterRole", CLUSTER_RULES)
 
     def certificate(self) -> tuple[Path, Path]:
         """Client certificate and key of the operator's user, for a proxy that speaks for it."""
@@ -250,8 +244,17 @@ class World:
         made = self.cluster.api.create(f"{JOBS}/namespaces/{self.namespace}/pstrainingjobs", dict(manifest), or_exists=False)
         return dict(made)
 
+    def make(self, kind: str, name: str, **body: Any) -> dict[str, Any]:
+        """POST an object of this kind (`Pod`, `NetworkPolicy`, …) to the namespace; `body` is all but its kind and name."""
+        plural = kind.lower().removesuffix("y") + ("ies" if kind.endswith("y") else "s")
+        version = ROOTS.get(plural, "v1").removeprefix("/apis/")
+        metadata = {"name": name, **body.pop("metadata", {})}
+        return dict(
+            self.cluster.api.create(self.path(plural), {"apiVersion": version, "kind": kind, "metadata": metadata, **body}, or_exists=False)
+        )
+
     def path(self, kind: str, name: str = "") -> str:
-        """If a kind, or one object of it, is."""
+        """Where a kind, or one object of it, is."""
         return f"{ROOTS.get(kind, '/api/v1')}/namespaces/{self.namespace}/{kind}" + (f"/{name}" if name else "")
 
     def job(self, name: str = "job") -> dict[str, Any]:
@@ -301,6 +304,23 @@ class World:
         """Merge these fields into a job's spec; None takes one out."""
         self.cluster.api.merge(self.path("pstrainingjobs", job), {"spec": spec})
 
+    def lay(self, job: str = "job", /, **status: Any) -> dict[str, Any]:
+        """Merge these fields into a job's status, as another operator would; answers the job."""
+        return dict(self.cluster.api.merge(self.path("pstrainingjobs", job) + "/status", {"status": status}))
+
+    def trains(self, name: str = "job", node: str = "", address: str = "", shards: int = 1, workers: int = 2, **spec: Any) -> list[str]:
+        """Create a job, run its pods, and wait until it is Running; answers their names, shards first."""
+        self.create(manifest(name, shards, workers, **spec))
+        pods = [*(f"{name}-shard-{index}-a1" for index in range(shards)), *(f"{name}-worker-{index}-r1" for index in range(workers))]
+        self.run(*pods, node=node, address=address, job=name)
+        return pods
+
+    def suspend(self, name: str = "job") -> dict[str, Any]:
+        """Suspend a job, whose pods end when they are told to; answers its status."""
+        self.edit(name, suspend=True)
+        self.take_off(*self.until_going(name))
+        return self.until_phase("Suspended", name)
+
     # -- the kubelet ---------------------------------------------------------------------------
 
     def report(self, pod: str, **status: Any) -> None:
@@ -344,10 +364,14 @@ class World:
         self.bind(pod, node)
         self.report(pod, conditions=[{"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(-ago)}])
 
-    def run(self, *pods: str, node: str, address: str = "") -> None:
-        """The pods' containers run and are ready."""
+    def run(self, *pods: str, node: str = "", address: str = "", job: str = "") -> None:
+        """The pods' containers run and are ready, on a node of the namespace's own if none is named; then `job` is Running."""
+        if not node:
+            node = self.nodes[0] if self.nodes else self.node(f"{self.namespace}-n")
         for pod in pods:
             self.play(self.until(f"pod {pod}", lambda pod=pod: self.pods().get(pod)), node, address)
+        if job:
+            self.until_phase("Running", job)
 
     def play(self, raw: Mapping[str, Any], node: str, address: str = "") -> None:
         """This pod is bound, runs and is ready; nothing happens where it has gone meanwhile."""
@@ -380,11 +404,23 @@ class World:
         with contextlib.suppress(ApiError):
             self.cluster.api.call("DELETE", self.path("pods", pod), {"gracePeriodSeconds": 0})
 
+    def take_off(self, *pods: str) -> None:
+        """Remove these pods, each once it has been told to end."""
+        for pod in pods:
+            self.until(f"{pod} to be told to end", lambda pod=pod: self.pods()[pod]["metadata"].get("deletionTimestamp"))
+            self.remove(pod)
+
     # -- waiting -------------------------------------------------------------------------------
 
     def until(self, what: str, check: Callable[[], T], seconds: float = PATIENCE) -> T:
         """Wait for it, and say what the job and the operator said if it does not come."""
         return until(what, check, seconds, also=self.story)
+
+    def until_going(self, job: str = "") -> list[str]:
+        """Wait until all pods, or those of `job`, have been told to end; answers their names."""
+        going = lambda: all(raw["metadata"].get("deletionTimestamp") for raw in self.pods(job).values())  # noqa: E731
+        self.until("the pods to be told to end", going)
+        return list(self.pods(job))
 
     def until_phase(self, phase: str, name: str = "job", seconds: float = PATIENCE) -> dict[str, Any]:
         """Wait until the job is in that phase; answers its status."""
@@ -402,6 +438,26 @@ class World:
         pods = [f"{name}: {pod['status'].get('phase')} {pod['metadata'].get('deletionTimestamp', '')}" for name, pod in self.pods().items()]
         logs = [operator.log.read_text()[-2500:] for operator in self.operators if operator.log.exists()]
         return "\n".join([*jobs, *pods, *logs])
+
+
+def allow(api: Api, user: str, kind: str, rules: list[dict[str, Any]], namespace: str = "") -> None:
+    """Give a user these rights by a Role or ClusterRole of the user's name."""
+    base = f"/apis/{RBAC}/v1{f'/namespaces/{namespace}' if namespace else ''}/{kind.lower()}"
+    api.create(f"{base}s", {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": {"name": user}, "rules": rules})
+    bind(api, user, kind, user, namespace)
+
+
+def bind(api: Api, user: str, kind: str, role: str, namespace: str = "") -> None:
+    """Bind a user to a role that is there: in the namespace, or of the whole cluster."""
+    place, binding = (f"/namespaces/{namespace}", "RoleBinding") if namespace else ("", "ClusterRoleBinding")
+    body = {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": binding,
+        "metadata": {"name": user if role == user else f"{user}-{role}"},
+        "roleRef": {"apiGroup": RBAC, "kind": kind, "name": role},
+        "subjects": [{"apiGroup": RBAC, "kind": "User", "name": user}],
+    }
+    api.create(f"/apis/{RBAC}/v1{place}/{binding.lower()}s", body)
 
 
 @contextlib.contextmanager

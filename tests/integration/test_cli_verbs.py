@@ -46,37 +46,39 @@ def test_suspend_and_resume_set_one_field(control_plane: Cluster, job_api: Api, 
         assert job_api.get(namespace, "digits")["spec"]["suspend"] is value
 
 
-def test_suspend_asks_before_it_costs_the_checkpoints(control_plane: Cluster, job_api: Api, namespace: str) -> None:
+GOING = "claim digits-checkpoints is being deleted: it goes with all checkpoints when no pod uses it"
+
+
+@pytest.fixture
+def costly(job_api: Api, namespace: str) -> str:
+    """The namespace of a running job whose suspension costs its checkpoints."""
     job_api.create(namespace, GOOD)
-    words = "claim digits-checkpoints is being deleted: it goes with all checkpoints when no pod uses it"
-    said = {"type": "CheckpointReady", "status": "False", "reason": "ClaimTerminating", "message": words}
+    said = {"type": "CheckpointReady", "status": "False", "reason": "ClaimTerminating", "message": GOING}
     said |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
     code, answer = job_api.merge(namespace, "digits", {"status": {"phase": "Running", "conditions": [said]}}, status=True)
     assert code == 200, answer
-    done = psjob(control_plane, "suspend", "digits", "-n", namespace)
-    assert done.returncode != 0 and words in done.stderr and "add --yes" in done.stderr
-    assert "suspend" not in job_api.get(namespace, "digits")["spec"]
-    done = psjob(control_plane, "suspend", "digits", "-n", namespace, "--yes")
-    assert done.returncode == 0 and words in done.stderr
-    assert job_api.get(namespace, "digits")["spec"]["suspend"] is True
+    return namespace
 
 
-def test_a_client_does_not_suspend_before_it_is_told_to_lose_the_checkpoints(control_plane: Cluster, job_api: Api, namespace: str) -> None:
-    job_api.create(namespace, GOOD)
-    words = "claim digits-checkpoints is being deleted: it goes with all checkpoints when no pod uses it"
-    said = {"type": "CheckpointReady", "status": "False", "reason": "ClaimTerminating", "message": words}
-    said |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
-    code, answer = job_api.merge(namespace, "digits", {"status": {"phase": "Running", "conditions": [said]}}, status=True)
-    assert code == 200, answer
-    with Client.kube(namespace=namespace, kubeconfig=control_plane.kubeconfig) as client:
+def test_suspend_asks_before_it_costs_the_checkpoints(control_plane: Cluster, job_api: Api, costly: str) -> None:
+    done = psjob(control_plane, "suspend", "digits", "-n", costly)
+    assert done.returncode != 0 and GOING in done.stderr and "add --yes" in done.stderr
+    assert "suspend" not in job_api.get(costly, "digits")["spec"]
+    done = psjob(control_plane, "suspend", "digits", "-n", costly, "--yes")
+    assert done.returncode == 0 and GOING in done.stderr
+    assert job_api.get(costly, "digits")["spec"]["suspend"] is True
+
+
+def test_a_client_does_not_suspend_before_it_is_told_to_lose_the_checkpoints(control_plane: Cluster, job_api: Api, costly: str) -> None:
+    with Client.kube(namespace=costly, kubeconfig=control_plane.kubeconfig) as client:
         for suspend in (client.suspend, lambda name: client.job(name).suspend()):
             with pytest.raises(Conflict, match="lose_checkpoints=True") as refusal:
                 suspend("digits")
-            assert words in str(refusal.value) and "psjob suspend digits --yes" in refusal.value.in_terminal
-            assert "suspend" not in job_api.get(namespace, "digits")["spec"]
+            assert GOING in str(refusal.value) and "psjob suspend digits --yes" in refusal.value.in_terminal
+            assert "suspend" not in job_api.get(costly, "digits")["spec"]
         with pytest.raises(DeadlinePassed):  # no operator is there to carry it out
             client.suspend("digits", timeout=0.1, lose_checkpoints=True)
-    assert job_api.get(namespace, "digits")["spec"]["suspend"] is True
+    assert job_api.get(costly, "digits")["spec"]["suspend"] is True
 
 
 @pytest.mark.serial

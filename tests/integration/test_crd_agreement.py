@@ -14,31 +14,18 @@ from tests.unit.api_manifest import GOOD
 
 pytestmark = pytest.mark.cluster
 
+TEXTS = ("a.b/c", "sync", "async", "server", "é", "a b", "/psjob/x")
+
+
+def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A dict with some of these fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
 numbers = st.sampled_from(
     [-1, 0, 1, 2, 3, 10, 255, 256, 257, 999, 1000, 1001, 3600, 3601, 4000, 4001, 2**31 - 1, 2**31, 10**9, 10**9 + 1, 10**15]
 )
-texts = st.sampled_from(
-    [
-        "",
-        "a",
-        "30s",
-        "1h",
-        "0s",
-        "10Gi",
-        "Never",
-        "worker",
-        "shard",
-        "psjob-a",
-        "PSJOB_A",
-        "a.b/c",
-        "sync",
-        "async",
-        "server",
-        "é",
-        "a b",
-        "/psjob/x",
-    ]
-)
+texts = st.sampled_from(["", "a", "30s", "1h", "0s", "10Gi", "Never", "worker", "shard", "psjob-a", "PSJOB_A", *TEXTS])
 plain = st.one_of(numbers, texts, st.booleans(), st.none(), st.just({}), st.just([]), st.just({"a": 1}), st.just(["a"]), st.just(1.5))
 containers = st.lists(
     st.fixed_dictionaries(
@@ -54,16 +41,13 @@ containers = st.lists(
     ),
     max_size=3,
 )
-pods = st.fixed_dictionaries(
-    {},
-    optional={
-        "containers": containers,
-        "hostNetwork": st.one_of(st.booleans(), st.just("yes")),
-        "dnsPolicy": st.sampled_from(["ClusterFirstWithHostNet", "ClusterFirst"]),
-        "restartPolicy": st.sampled_from(["Never", "Always"]),
-        "subdomain": st.sampled_from(["", "a"]),
-        "volumes": st.lists(st.fixed_dictionaries({"name": st.sampled_from(["a", "b", "psjob-a"])}), max_size=2),
-    },
+pods = some(
+    containers=containers,
+    hostNetwork=st.one_of(st.booleans(), st.just("yes")),
+    dnsPolicy=st.sampled_from(["ClusterFirstWithHostNet", "ClusterFirst"]),
+    restartPolicy=st.sampled_from(["Never", "Always"]),
+    subdomain=st.sampled_from(["", "a"]),
+    volumes=st.lists(st.fixed_dictionaries({"name": st.sampled_from(["a", "b", "psjob-a"])}), max_size=2),
 )
 few = st.one_of(st.lists(st.sampled_from([0, 1, 9, 64, 65, 255, 256]), max_size=3), st.just([1] * 16), st.just([1] * 17), st.just([1] * 65))
 failure_rules = st.lists(
@@ -107,65 +91,28 @@ plain_stages = st.sampled_from(
     [[{"name": "a"}, {"name": "b", "cut": "1"}], [{"name": name} for name in "abc"], [{"name": "a", "replicas": 4}] * 65]
 )
 sizes = st.sampled_from(["10Gi", 5, 0, "0", "-1Gi", "ten", "", "1e3", 1.5, True, None])
-claims = st.fixed_dictionaries(
-    {},
-    optional={
-        "metadata": st.one_of(
-            plain,
-            st.fixed_dictionaries(
-                {},
-                optional={
-                    "labels": st.sampled_from([{"a": "b"}, {"psjob.dev/x": "y"}, {"a": 1}, None]),
-                    "name": st.just("x"),
-                },
-            ),
-        ),
-        "spec": st.one_of(
-            plain,
-            st.fixed_dictionaries(
-                {},
-                optional={
-                    "accessModes": st.one_of(
-                        plain,
-                        st.lists(st.sampled_from(["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod", "ReadOnlyMany"]), max_size=3),
-                    ),
-                    "storageClassName": st.sampled_from(["fast", "", 1, None]),
-                    "volumeMode": st.sampled_from(["Filesystem", "Block", None]),
-                    "resources": st.one_of(
-                        plain,
-                        st.fixed_dictionaries(
-                            {},
-                            optional={
-                                "requests": st.one_of(
-                                    plain,
-                                    st.fixed_dictionaries(
-                                        {},
-                                        optional={"storage": sizes},
-                                    ),
-                                )
-                            },
-                        ),
-                    ),
-                },
-            ),
-        ),
-    },
+labels = st.sampled_from([{"a": "b"}, {"psjob.dev/x": "y"}, {"a": 1}, None])
+access_modes = st.lists(st.sampled_from(["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod", "ReadOnlyMany"]), max_size=3)
+resources = some(requests=st.one_of(plain, some(storage=sizes)))
+of_claim = some(
+    accessModes=st.one_of(plain, access_modes),
+    storageClassName=st.sampled_from(["fast", "", 1, None]),
+    volumeMode=st.sampled_from(["Filesystem", "Block", None]),
+    resources=st.one_of(plain, resources),
 )
+claims = some(metadata=st.one_of(plain, some(labels=labels, name=st.just("x"))), spec=st.one_of(plain, of_claim))
 PATHS = {
     "spec.workers": st.sampled_from([GOOD["spec"]["workers"], {"template": GOOD["spec"]["workers"]["template"]}]),
     "spec.stages": st.one_of(plain, plain_stages, stages),
-    "spec.training.pipeline": st.one_of(plain, st.fixed_dictionaries({}, optional={"microbatches": numbers})),
+    "spec.training.pipeline": st.one_of(plain, some(microbatches=numbers)),
     "spec.runPolicy.successPolicy": st.sampled_from(["AllWorkers", "FirstWorker", None]),
-    "spec.training": st.fixed_dictionaries(
-        {},
-        optional={
-            "mode": texts,
-            "seed": numbers,
-            "updateAt": st.sampled_from(["shard", "worker", None]),
-            "transport": texts,
-            "updateRule": st.sampled_from(["dana-slim", "dana-dc", "nog", None]),
-            "ruleOptions": st.sampled_from([{"lam": 1.0}, {"lr": 1}, {}, {"lam": "1"}, None]),
-        },
+    "spec.training": some(
+        mode=texts,
+        seed=numbers,
+        updateAt=st.sampled_from(["shard", "worker", None]),
+        transport=texts,
+        updateRule=st.sampled_from(["dana-slim", "dana-dc", "nog", None]),
+        ruleOptions=st.sampled_from([{"lam": 1.0}, {"lr": 1}, {}, {"lam": "1"}, None]),
     ),
     "spec.training.mode": st.sampled_from(["sync", "async", "bounded"]),
     "spec.training.updateAt": st.sampled_from(["shard", "worker", None]),
@@ -184,19 +131,16 @@ PATHS = {
     ),
     "spec.checkpoint.volumeClaimTemplate": st.one_of(plain, claims),
     "spec.checkpoint.persistentVolumeClaimRetentionPolicy": st.one_of(
-        plain, st.fixed_dictionaries({}, optional={"whenDeleted": st.sampled_from(["Retain", "Delete", "Never", None])})
+        plain, some(whenDeleted=st.sampled_from(["Retain", "Delete", "Never", None]))
     ),
     "spec.checkpoint.resumeFrom": st.one_of(
-        plain,
-        st.fixed_dictionaries(
-            {}, optional={"job": st.sampled_from(["a", "digits", "A", None, 1]), "run": st.sampled_from(["r", "R", None])}
-        ),
+        plain, some(job=st.sampled_from(["a", "digits", "A", None, 1]), run=st.sampled_from(["r", "R", None]))
     ),
     "spec.checkpoint.disabled": st.booleans(),
     "spec.runPolicy": plain,
     "spec.runPolicy.backoffLimit": plain,
     "spec.runPolicy.cleanPodPolicy": st.sampled_from(["All", "None", None, "none"]),
-    "spec.runPolicy.backoffLimitPerRole": st.fixed_dictionaries({}, optional={"shard": plain, "worker": numbers}),
+    "spec.runPolicy.backoffLimitPerRole": some(shard=plain, worker=numbers),
     "spec.runPolicy.podFailurePolicy.rules": st.one_of(plain, failure_rules),
     "spec.suspend": plain,
     "spec.managedBy": plain,

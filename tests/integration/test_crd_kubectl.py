@@ -1,6 +1,7 @@
 """The CRD as people meet it through kubectl.
 
 - What the API server refuses and takes: the same manifests as for `psjob run`, the same words, the same places.
+- Every manifest that README and docs show, and every part of one, as the API server judges it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from psjob_operator.api.crd import STATUS_DEFAULT
 from psjob_operator.api.status import JobStatus, StageStatus
 from psjob_operator.api.validate import validate_job
+from tests.docs.finding import ALL, Block, around
 from tests.integration.api_client import Api
 from tests.support.soaking import rotating
 from tests.unit.api_cases import PASSED, REFUSED
@@ -274,3 +277,26 @@ def test_a_generated_name_is_judged_too(job_api: Api) -> None:
     code, answer = job_api.create("default", job, dry=True)
     assert code == 422
     assert "must be 1 to 40 lower-case letters" in answer["message"]
+
+
+SHOWN = [
+    pytest.param(block, document, id=f"{block.place}-{number}")
+    for block in ALL
+    if block.kind == "yaml"
+    for number, document in enumerate(yaml.safe_load_all(block.text))
+    if document.get("kind") == "PSTrainingJob" or set(document) == {"spec"}
+]
+
+
+@pytest.mark.parametrize(("block", "document"), SHOWN)
+def test_the_api_server_takes_what_a_page_shows(job_api: Api, namespace: str, block: Block, document: dict[str, object]) -> None:
+    """Unknown fields are refused too. A page may show a mistake, which it calls so."""
+    spec = document["spec"]
+    assert isinstance(spec, dict)
+    job = document if "kind" in document else around(spec)
+    code, answer = job_api.create(namespace, job, dry=True)
+    assert code == (422 if block.text.startswith("# wrong.yaml\n") else 201), answer.get("message")
+
+
+def test_there_are_such_pages() -> None:
+    assert len(SHOWN) >= 20

@@ -37,16 +37,22 @@ from tests.integration.job_asks import (
     table,
     volume,
 )
-from tests.integration.operator_harness import NAMESPACED_RULES, world
+from tests.integration.operator_harness import NAMESPACED_RULES, allow, bind, world
 from tests.support.cluster_fixtures import Cluster
 from tests.unit.api_manifest import GOOD, REMOVED, changed
 
 pytestmark = pytest.mark.cluster
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
-RBAC = "rbac.authorization.k8s.io"
 ENFORCE = "pod-security.kubernetes.io/enforce"
-JOB_RIGHTS = {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs"], "verbs": ["*"]}
-MAKE_PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
+
+
+def right(group: str, resource: str, verb: str, name: str = "") -> dict[str, Any]:
+    """The rule of a role, about one object if that is named."""
+    return {"apiGroups": [group], "resources": [resource], "verbs": [verb], **({"resourceNames": [name]} if name else {})}
+
+
+JOB_RIGHTS = right("psjob.dev", "pstrainingjobs", "*")
+MAKE_PODS = right("", "pods", "create")
 CLUSTER_ADMIN = "cluster-admin"
 OF_THE_TABLE = ("jobs only", "and create pods", "edit", "admin", CLUSTER_ADMIN)
 USERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
@@ -57,27 +63,14 @@ USERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "granted": (
         "",
         [
-            JOB_RIGHTS,
-            MAKE_PODS,
-            {"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": ["trainer"], "verbs": ["impersonate"]},
-            {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "resourceNames": ["data"], "verbs": ["update"]},
-            {"apiGroups": ["policy.psjob.dev"], "resources": ["jobpolicies"], "resourceNames": ["baseline"], "verbs": ["use"]},
+            *(JOB_RIGHTS, MAKE_PODS, right("", "serviceaccounts", "impersonate", "trainer")),
+            *(right("", "persistentvolumeclaims", "update", "data"), right("policy.psjob.dev", "jobpolicies", "use", "baseline")),
         ],
     ),
-    "all of psjob.dev": ("", [{"apiGroups": ["psjob.dev"], "resources": ["*"], "verbs": ["*"]}, MAKE_PODS]),
+    "all of psjob.dev": ("", [right("psjob.dev", "*", "*"), MAKE_PODS]),
     "the operator": ("", NAMESPACED_RULES),
-    "status alone": (
-        "",
-        [{"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs", "pstrainingjobs/status"], "verbs": ["get", "patch"]}],
-    ),
-    "privileged": (
-        "",
-        [
-            JOB_RIGHTS,
-            MAKE_PODS,
-            {"apiGroups": ["policy.psjob.dev"], "resources": ["jobpolicies"], "resourceNames": ["privileged"], "verbs": ["use"]},
-        ],
-    ),
+    "status alone": ("", [right("psjob.dev", f"pstrainingjobs{part}", verb) for part in ("", "/status") for verb in ("get", "patch")]),
+    "privileged": ("", [JOB_RIGHTS, MAKE_PODS, right("policy.psjob.dev", "jobpolicies", "use", "privileged")]),
 }
 """Each user: a built-in role of the namespace and rules beside it, as the chart's own roles and an administrator would give them."""
 
@@ -145,17 +138,9 @@ def _make(cluster: Cluster, namespace: str, here: dict[str, Any] | None, *values
 def _user(cluster: Cluster, folder: Path, name: str, namespaces: list[str], who: str) -> Api:
     builtin, rules = USERS[who]
     for namespace in namespaces:
-        root = f"/apis/{RBAC}/v1/namespaces/{namespace}"
-        cluster.api.create(f"{root}/roles", {"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": {"name": name}, "rules": rules})
-        for kind, role in (("Role", name), *([("ClusterRole", builtin)] if builtin else [])):
-            body = {
-                "apiVersion": f"{RBAC}/v1",
-                "kind": "RoleBinding",
-                "metadata": {"name": f"{name}-{role}"},
-                "roleRef": {"apiGroup": RBAC, "kind": kind, "name": role},
-                "subjects": [{"apiGroup": RBAC, "kind": "User", "name": name}],
-            }
-            cluster.api.create(f"{root}/rolebindings", body)
+        allow(cluster.api, name, "Role", rules, namespace)
+        if builtin:
+            bind(cluster.api, name, "ClusterRole", builtin, namespace)
     return Api(cluster.user_kubeconfig(name, folder=folder))
 
 
@@ -261,12 +246,22 @@ def test_an_update_brings_no_template_that_a_new_job_may_not_have(place: Place, 
             assert code == (200 if table()[job.row][who] else 403), f"{name}: {code} {message}"
 
 
-def test_a_right_on_one_name_is_a_right_on_that_name(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("who", "passes"),
+    [
+        ("granted", {"nothing", "serviceAccountName", "claim", "restricted"}),
+        ("privileged", {"nothing", "baseline", "restricted"}),
+        ("all of psjob.dev", {"nothing"}),
+    ],
+)
+def test_a_right_on_one_name_is_that_and_all_of_the_crds_group_is_none(place: Place, who: str, passes: set[str]) -> None:
+    """A role with `*` of psjob.dev is what people write for a CRD."""
     for name, job in JOBS_ASKING.items():
-        code, message = place.dry("granted", job.body)
-        assert (code == 201) == (job.row in ("nothing", "serviceAccountName", "claim", "restricted")), f"{name}: {code} {message}"
-        code, message = place.dry("privileged", job.body)
-        assert (code == 201) == (job.row in ("nothing", "baseline", "restricted")), f"{name}: {code} {message}"
+        code, message = place.dry(who, job.body)
+        assert (code == 201) == (job.row in passes), f"{name}: {code} {message}"
+
+
+def test_a_right_on_one_name_is_none_on_another(place: Place) -> None:
     other = {"account": {"serviceAccountName": "root"}, "claim": volume(persistentVolumeClaim={"claimName": "theirs"})}
     for name, pod in other.items():
         code, message = place.dry("granted", manifest("other", "workers", Ask(name, pod)))
@@ -275,13 +270,6 @@ def test_a_right_on_one_name_is_a_right_on_that_name(place: Place) -> None:
     code, message = place.dry("granted", manifest("many", "workers", Ask("claim", many)))
     assert code == 403 and "5 claims are more than the 4 that are looked up by name" in message
     assert place.dry("edit", manifest("many", "workers", Ask("claim", many)))[0] == 201
-
-
-def test_all_of_the_crds_group_gives_no_right_beyond_the_policy(place: Place) -> None:
-    """A role with `*` of psjob.dev is what people write for a CRD."""
-    for name, job in JOBS_ASKING.items():
-        code, message = place.dry("all of psjob.dev", job.body)
-        assert (code == 201) == (job.row == "nothing"), f"{name}: {code} {message}"
 
 
 EVIL = {"status": {"internal": {"pinned": {"runtimeImage": "evil.example/own:1"}}}}
@@ -457,22 +445,13 @@ def test_an_excluded_namespace_takes_no_job_from_anybody(control_plane: Cluster,
     """The two below are excluded; kube-system itself is others' too here, and what is there before stays in its owner's hands."""
     closed, shut, free = (control_plane.create_namespace(prefix) for prefix in ("closed", "shut", "free"))
     assert job_api.create(shut, GOOD)[0] == 201
-    values = (
-        "--set-json",
-        f'excludeNamespaces=["{closed}","{shut}"]',
-        "--set",
-        "jobPolicy=none",
-        "-s",
-        "templates/excludednamespaces.yaml",
-    )
-    made = _make(control_plane, closed, None, *values)
+    excluded = f'excludeNamespaces=["{closed}","{shut}"]'
+    made = _make(control_plane, closed, None, "--set-json", excluded, "--set", "jobPolicy=none", "-s", "templates/excludednamespaces.yaml")
     try:
         wait_for("the policy to be in force", lambda: job_api.create(closed, GOOD, dry=True)[0] == 403, 30)
         code, answer = job_api.create(closed, GOOD)
-        assert (
-            code == 403
-            and f"metadata.namespace: {closed} takes no PSTrainingJob, as excludeNamespaces of the chart says" in answer["message"]
-        )
+        said = f"metadata.namespace: {closed} takes no PSTrainingJob, as excludeNamespaces of the chart says"
+        assert code == 403 and said in answer["message"]
         assert job_api.create(free, GOOD)[0] == 201
         assert job_api.merge(shut, "digits", {"spec": {"suspend": True}})[0] == 200
     finally:

@@ -16,7 +16,6 @@ TESTS = (
     "test_crd_agreement.py",
     "test_crd_changes.py",
     "test_crd_kubectl.py",
-    "test_crd_kubectl.py",
     "test_render_server.py",
     "test_operator_life.py",
     "test_operator_failures.py",

@@ -81,7 +81,6 @@ def test_the_api_server_is_restarted(plane: Cluster, place: World) -> None:
 def test_the_crd_is_deleted_and_put_back(plane: Cluster, place: World) -> None:
     """The jobs go with it. The operator lives on, and takes up what is made later."""
     plane.install_crd()
-    node = place.node(f"{place.namespace}-n")
     operator = place.operator("--crd-seconds=0.3")
     place.create(manifest("before", workers=1))
     place.until("pods", lambda: len(place.pods("before")) == 2)
@@ -91,8 +90,6 @@ def test_the_crd_is_deleted_and_put_back(plane: Cluster, place: World) -> None:
     assert operator.alive(), operator.log.read_text()[-3000:]
     plane.install_crd()
     began = time.monotonic()
-    place.create(manifest("later", workers=1))
-    place.run("later-shard-0-a1", "later-worker-0-r1", node=node)
-    place.until_phase("Running", "later")
+    place.trains("later", workers=1)
     assert time.monotonic() - began < 10, place.story()
     assert operator.alive() and operator.ready()

@@ -46,9 +46,7 @@ def test_a_function_becomes_a_job_that_runs_suspends_resumes_and_ends(place: Wor
 
     client.job(name)
     place.edit(name, suspend=True)
-    for pod in (f"{name}-worker-0-r1", f"{name}-shard-0-a1"):
-        place.until(f"{pod} to be told to end", lambda pod=pod: place.pods()[pod]["metadata"].get("deletionTimestamp"))
-        place.remove(pod)
+    place.take_off(f"{name}-worker-0-r1", f"{name}-shard-0-a1")
     job.suspend(timeout=60)
     assert job.get().phase == "Suspended"
     with pytest.raises(JobFailed, match="is suspended"):

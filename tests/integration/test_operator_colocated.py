@@ -59,29 +59,9 @@ def test_a_lost_machine_is_answered_by_one_start_each_and_the_shard_follows(plac
     assert required(made[new[0]]) == worker(1, 2), "it does not wait for the pod of a node that is gone"
     assert required(made[new[1]]) is None
     place.until("the old pods to be taken off", lambda: not place.pods().keys() & set(old))
-    place.run(*new, node=node)
-    place.until_phase("Running", name)
+    place.run(*new, node=node, job=name)
     status = place.status(name)
     assert [shard["attempt"] for shard in status["shards"]] == [1, 2] and status["restarts"]["total"] == 2
-
-
-@pytest.mark.soak
-@together
-def test_who_fails_alone_comes_back_and_what_finds_no_place_takes_the_other_along(place: World, node: str, name: str) -> None:
-    other = place.node(f"{node}-b")
-    pairs(place, name, node, other)
-    place.end(f"{name}-worker-1-r1", 1)
-    place.until("the worker's next start", lambda: f"{name}-worker-1-r2" in place.pods())
-    back = place.pods()[f"{name}-worker-1-r2"]
-    assert required(back) == {"role": "shard", "index": "1", "number": "1"} and f"{name}-shard-1-a2" not in place.pods()
-    words = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod affinity rules."
-    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words, "lastTransitionTime": stamp()}
-    place.report(f"{name}-worker-1-r2", conditions=[unplaced])
-    new = [f"{name}-shard-1-a2", f"{name}-worker-1-r3"]
-    place.until("the pair to move", lambda: set(new) <= set(place.pods()))
-    made = place.pods()
-    assert required(made[new[0]]) == worker(1, 3) and required(made[new[1]]) is None
-    assert place.status(name)["restarts"]["causes"] == {"Error": 1, "Moved": 2}
 
 
 @pytest.mark.parametrize(("placement", "field"), [("Spread", "topologySpreadConstraints"), ("Packed", "affinity")])
@@ -91,19 +71,3 @@ def test_what_spread_and_packed_ask_of_the_scheduler_is_taken(place: World, name
     shard = f"{name}-shard-1-a1"
     place.until("the shard", lambda: shard in place.pods(name))
     assert field in place.pods(name)[shard]["spec"] and required(place.pods(name)[shard]) is None
-
-
-@together
-def test_a_claim_that_one_node_mounts_fails_the_job_with_a_sentence(place: World, name: str) -> None:
-    body = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": f"{name}-mine"},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-    }
-    place.cluster.api.create(place.path("persistentvolumeclaims"), body)
-    mine = {"volume": {"persistentVolumeClaim": {"claimName": f"{name}-mine"}}}
-    place.create(manifest(name, shards=2, of_shards={"placement": "Colocated"}, checkpoint=mine))
-    place.until_phase("Failed", name)
-    assert f"claim {name}-mine has the modes ReadWriteOnce; name a claim with ReadWriteMany" in place.conditions(name)["Failed"]["message"]
-    assert not place.pods(name)

@@ -11,18 +11,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from tests.integration.crashing import SPEC, Life
-from tests.integration.operator_harness import Operator, World, manifest, world
-from tests.integration.operator_harness import manifest as job
+from tests.integration.operator_harness import Operator, World, manifest
 from tests.integration.operator_proxy import Proxy, Strike, Weather
-from tests.support.cluster_fixtures import Cluster
+from tests.integration.own_place import place
 from tests.support.soaking import rotating, soak
+
+__all__ = ["place"]
 
 pytestmark = pytest.mark.cluster
 
@@ -30,12 +29,6 @@ pytestmark = pytest.mark.cluster
 PARTS = 6
 FIRST = ("reply lost", 0)
 ROWS = [FIRST, *(rotating(*row) for row in itertools.product(("replied", "reply lost"), range(PARTS)) if row != FIRST)]
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 def live(place: World, proxy: Proxy, operator: Operator, node: str, name: str, strike: Strike | None) -> tuple[dict[str, Any], int]:
@@ -97,7 +90,7 @@ def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(place: World, proxy:
     proxy.weather = Weather(seed, share=0.25 if seed < ROUGH else 0.5)
     lives = [Life(place, node, f"w{number}") for number in range(JOBS)]
     for life in lives:
-        place.create(job(life.name, **SPEC))
+        place.create(manifest(life.name, **SPEC))
     going, deadline, listed = list(lives), time.monotonic() + 240, time.monotonic()
     while going:
         going = [life for life in going if not life.step()]
@@ -126,3 +119,62 @@ def no_twins(place: World) -> None:
 
 def lives(pod: dict[str, Any]) -> bool:
     return pod["status"].get("phase") in ("Pending", "Running") and not pod["metadata"].get("deletionTimestamp")
+
+
+SPEC: dict[str, Any] = {"runPolicy": {"cleanPodPolicy": "All"}}
+
+
+@dataclass
+class Life:
+    """One job from its creation to its end, with one failed shard on the way; the test plays the kubelet for whatever pods there are."""
+
+    place: World
+    node: str
+    name: str
+    failed: bool = False
+    ended: bool = False
+    made: dict[str, str] = field(default_factory=dict)
+    """uid -> name of every pod that was ever seen."""
+
+    def step(self) -> bool:
+        """Do what the kubelet would do now; True once the job is complete and its pods are gone."""
+        status = self.place.status(self.name)
+        pods = {name: pod for name, pod in self.place.pods().items() if name.startswith(f"{self.name}-")}
+        for name, pod in pods.items():
+            self.made[pod["metadata"]["uid"]] = name
+            if pod["metadata"].get("deletionTimestamp"):
+                self.place.remove(name)
+            elif not pod["spec"].get("nodeName"):
+                self.place.play(pod, self.node)
+        if status.get("phase") == "Complete":
+            return not pods
+        if status.get("phase") == "Running" and not self.failed:
+            self.failed = True
+            self.place.end(status["shards"][0]["pod"], 1, message="shard fault")
+        elif status.get("phase") == "Running" and status["restarts"]["counted"] == 1 and not self.ended:
+            self.ended = True
+            for name in sorted(pods, reverse=True):
+                if "-worker-" in name:
+                    self.place.end(name)
+            self.place.end(status["shards"][0]["pod"])
+        return False
+
+    def summary(self) -> dict[str, Any]:
+        """What must be the same however often the operator was ended."""
+        status = self.place.status(self.name)
+        children = {
+            kind: sorted(
+                item["metadata"]["name"].removeprefix(self.name)
+                for item in self.place.items(kind)
+                if item["metadata"]["name"].startswith(self.name)
+            )
+            for kind in ("services", "configmaps", "persistentvolumeclaims")
+        }
+        return {
+            "phase": status["phase"],
+            "conditions": sorted((it["type"], it["status"], it["reason"]) for it in status["conditions"]),
+            "succeeded": status["workers"]["succeededIndexes"],
+            "counted": status["restarts"]["counted"],
+            "pods made": Counter(name.removeprefix(self.name).rsplit("-", 1)[0] for name in self.made.values()),
+            **children,
+        }

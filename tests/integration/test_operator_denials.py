@@ -33,9 +33,13 @@ ONES_OWN: dict[str, tuple[Denial, str]] = {
     "webhook away": (lambda place, jobs, folder: denying.webhook(place, jobs, folder, None), "failed calling webhook"),
 }
 """Denials of the pods of some jobs, which stand side by side in one namespace."""
+TOO_SMALL = {"limits": [{"type": "Pod", "min": {"memory": "900Gi"}}]}
 OF_ALL: dict[str, tuple[Denial, str]] = {
-    "quota": (lambda place, jobs, folder: denying.quota(place, jobs), "exceeded quota"),
-    "limit range": (lambda place, jobs, folder: denying.limit_range(place, jobs), "minimum memory usage per Pod is 900Gi"),
+    "quota": (lambda place, jobs, folder: denying.inside(place, jobs, "ResourceQuota", {"hard": {"pods": "0"}}), "exceeded quota"),
+    "limit range": (
+        lambda place, jobs, folder: denying.inside(place, jobs, "LimitRange", TOO_SMALL),
+        "minimum memory usage per Pod is 900Gi",
+    ),
     "pod security": (lambda place, jobs, folder: denying.pod_security(place, jobs), 'violates PodSecurity "restricted:latest"'),
 }
 """Denials of all pods of a namespace, each in one of its own."""
@@ -156,8 +160,7 @@ def test_a_denial_of_what_stands_around_the_pods_is_waited_for_too(place: World,
     edited, unseen, lost = f"{name}edit", f"{name}new", f"{name}lost"
     for job in (edited, lost):
         place.create(labelled(job))
-        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
-        place.until_phase("Running", job)
+        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node, job=job)
     # For the probe alone: a job of another controller, under the label of the one to come.
     place.create(
         {
@@ -201,12 +204,10 @@ def test_a_denied_delete_holds_back_nobody(place: World, node: str, name: str) -
     """A replaced pod that may not be deleted stays, and its successor starts all the same."""
     first, second, third = (f"{name}-worker-1-r{number}" for number in (1, 2, 3))
     place.create(labelled(name))
-    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", first, node=node)
-    place.until_phase("Running", name)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", first, node=node, job=name)
     # An ended pod is kept for its log until the next one of its seat has ended too.
     place.end(first, 1)
-    place.run(second, node=node)
-    place.until_phase("Running", name)
+    place.run(second, node=node, job=name)
     probe = place.path("pods", f"{name}-worker-0-r1") + "?dryRun=All"
     with denying.policy(place, [name], denying.of_core("pods", "DELETE"), lambda: place.cluster.api.call("DELETE", probe)):
         place.end(second, 1)
@@ -218,8 +219,7 @@ def test_a_denied_delete_holds_back_nobody(place: World, node: str, name: str) -
 def test_a_job_that_may_not_be_deleted_in_its_time_says_so(place: World, node: str, name: str) -> None:
     jobs = {"apiGroups": ["psjob.dev"], "apiVersions": ["v1alpha1"], "resources": ["pstrainingjobs"], "operations": ["DELETE"]}
     place.create(labelled(name, workers=1, runPolicy={"ttlSecondsAfterFinished": 1}))
-    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
-    place.until_phase("Running", name)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node, job=name)
     probe = place.path("pstrainingjobs", name) + "?dryRun=All"
     with denying.policy(place, [name], jobs, lambda: place.cluster.api.call("DELETE", probe)):
         place.end(f"{name}-worker-0-r1")

@@ -37,8 +37,7 @@ def trained(place: World, name: str, node: str, **spec: Any) -> dict[str, Any]:
     made = manifest(name, **spec)
     made["metadata"]["namespace"] = place.namespace
     place.apply(made)
-    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
-    place.until_phase("Running", name)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node, job=name)
     return made
 
 
@@ -64,15 +63,11 @@ def test_actions_do_what_they_say_and_are_no_difference(place: World, actions: E
     config = place.path("configmaps", f"{name}-config")
     place.until("the request", lambda: f'"request": {request}' in place.cluster.api.get(config)["data"]["config.json"])
     act("suspend")
-    pods = set(place.pods(name))
-    place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in place.pods(name).values()))
-    for pod in pods:
-        place.remove(pod)
+    place.take_off(*place.until_going(name))
     place.until_phase("Suspended", name)
     act("resume")
     assert "suspend" not in place.job(name)["spec"]
-    place.run(f"{name}-shard-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
-    place.until_phase("Running", name)
+    place.run(f"{name}-shard-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node, job=name)
 
 
 def test_self_heal_takes_a_change_back_and_restarts_nothing(place: World, engine: Engines, node: str, name: str) -> None:
@@ -97,14 +92,11 @@ def test_what_left_git_is_pruned_and_nothing_else(place: World, node: str, name:
     words = ("apply", "-n", place.namespace, "--prune", f"--applyset={name}", "-f", "-")
     place.cluster.run_kubectl(*words, stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": [stays, goes]}))
     for job in (f"{name}a", f"{name}b"):
-        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
-        place.until_phase("Running", job)
+        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node, job=job)
     kept = {pod: raw["metadata"]["uid"] for pod, raw in place.pods(f"{name}a").items()}
     pruned = place.cluster.run_kubectl(*words, stdin=json.dumps(stays)).stdout
     assert f"{name}b pruned" in pruned and f"{name}a pruned" not in pruned
-    place.until(
-        "the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in place.pods(f"{name}b").values())
-    )
+    place.until_going(f"{name}b")
     assert {pod: raw["metadata"]["uid"] for pod, raw in place.pods(f"{name}a").items()} == kept
     assert not [pod for pod, raw in place.pods(f"{name}a").items() if raw["metadata"].get("deletionTimestamp")]
     claims = {claim["metadata"]["name"] for claim in place.items("persistentvolumeclaims")}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,13 @@ from psjob_client.jobs.cluster import ClusterJobs
 from psjob_client.jobs.view import HistoryView, JobView
 from psjob_operator import keys
 from psjob_operator.render import objects
-from tests.integration.operator_harness import World, manifest, world
-from tests.support.cluster_fixtures import Cluster
+from tests.integration.operator_harness import World, allow, manifest
+from tests.integration.own_place import place
 from tests.support.statusport import StatusPort
 
+__all__ = ["place"]
+
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 def asked(place: World) -> list[tuple[str, str, int]]:
@@ -50,11 +45,9 @@ def mounted(place: World, pod: str) -> list[str]:
 
 
 def test_the_secret_is_made_once_before_the_first_pod_and_never_read(place: World) -> None:
-    node = place.node(f"{place.namespace}-n")
     operator = place.operator("--progress-seconds=3600")
     uid = place.create(manifest())["metadata"]["uid"]
-    place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
-    place.until_phase("Running")
+    place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", job="job")
     name = f"job-key-{uid[:8]}-1"
     assert mounted(place, "job-shard-0-a1") == mounted(place, "job-worker-1-r1") == [name]
     raw = place.cluster.api.get(place.path("secrets", name))
@@ -72,8 +65,7 @@ def test_the_secret_is_made_once_before_the_first_pod_and_never_read(place: Worl
     place.until("the audit log", lambda: len(asked(place)) == 6)
     assert asked(place)[4:] == [("create", "secrets", 409), ("create", "pods", 201)]
     assert place.run_keys() == run
-    place.run("job-worker-0-r2", node=node)
-    place.until_phase("Running")
+    place.run("job-worker-0-r2", job="job")
     place.remove("job-worker-1-r1")
     place.until("the audit log", lambda: len(asked(place)) == 7)
     assert asked(place)[6:] == [("create", "pods", 201)], "it is known now"
@@ -81,42 +73,32 @@ def test_the_secret_is_made_once_before_the_first_pod_and_never_read(place: Worl
 
 def test_keys_that_were_there_before_any_pod_are_not_used(place: World) -> None:
     """Whoever may create Secrets could make a run's under its name, which anybody can tell, and would know its keys."""
-    node = place.node(f"{place.namespace}-n")
     place.operator()
     uid = place.create(manifest(suspend=True))["metadata"]["uid"]
     place.until_phase("Suspended")
 
     def stranger(number: int) -> None:
-        metadata = {"name": f"job-key-{uid[:8]}-{number}"}
-        place.cluster.api.create(place.path("secrets"), {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {}})
+        place.make("Secret", f"job-key-{uid[:8]}-{number}")
 
     stranger(1)
     stranger(2)
     labels = {objects.LABEL_JOB: "job", objects.LABEL_ROLE: "worker", objects.LABEL_INDEX: "1", objects.LABEL_NUMBER: "7"}
-    spec = {"containers": [{"name": "worker", "image": "none"}]}
-    guest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "guest", "labels": labels}, "spec": spec}
-    place.cluster.api.create(place.path("pods"), guest)
+    place.make("Pod", "guest", metadata={"labels": labels}, spec={"containers": [{"name": "worker", "image": "none"}]})
     place.edit("job", suspend=None)
     name = f"job-key-{uid[:8]}-3"
     assert mounted(place, "job-shard-0-a1") == mounted(place, "job-worker-1-r1") == [name]
-    place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
-    place.until_phase("Running")
+    place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", job="job")
     place.until("the Events", lambda: len(place.events("KeysTaken")) == 2)
     assert place.cluster.api.get(place.path("secrets", name))["metadata"]["ownerReferences"][0]["uid"] == uid
     # A later one, for the run that is resumed.
     stranger(4)
-    place.edit("job", suspend=True)
-    for pod in list(place.pods("job")):
-        place.until("the pod to be told to end", lambda pod=pod: place.pods()[pod]["metadata"].get("deletionTimestamp"))  # type: ignore[misc]
-        place.remove(pod)
-    place.until_phase("Suspended")
+    place.suspend()
     place.edit("job", suspend=None)
     assert mounted(place, "job-shard-0-a2") == [f"job-key-{uid[:8]}-5"]
 
 
 def test_a_denial_holds_the_pods_and_is_told_in_the_api_servers_words(place: World) -> None:
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"count/secrets": "0"}}}
-    place.cluster.api.create(place.path("resourcequotas"), quota)
+    place.make("ResourceQuota", "none", spec={"hard": {"count/secrets": "0"}})
     place.until("the quota", lambda: place.cluster.api.get(place.path("resourcequotas", "none")).get("status", {}).get("hard"))
     place.operator()
     place.create(manifest())
@@ -128,15 +110,10 @@ def test_a_denial_holds_the_pods_and_is_told_in_the_api_servers_words(place: Wor
     place.until("the refusal to go", lambda: place.conditions()["Ready"]["reason"] != "CreateRefused")
 
 
-def own_secret(key: bytes) -> dict[str, Any]:
-    data = {"key": base64.b64encode(key.hex().encode()).decode()}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own"}, "data": data}
-
-
 def test_an_operator_without_its_key_waits_for_the_file_and_begins_no_run(place: World) -> None:
     """Another operator has made the Secret, and the kubelet has not shown it yet."""
     own, file = bytes(range(32)), place.folder / "mounted" / "key"
-    place.cluster.api.create(place.path("secrets"), own_secret(own))
+    place.make("Secret", "own", stringData={"key": own.hex()})
     operator = place.operator(f"--key-file={file}", "--key-secret=own", f"--lease-namespace={place.namespace}")
     place.create(manifest())
     place.until("the hold", lambda: place.conditions().get("Ready", {}).get("reason") == "CreateRefused")
@@ -157,9 +134,6 @@ def test_the_operator_that_takes_turns_makes_its_secret_and_has_its_key_at_once(
     own = bytes.fromhex(base64.b64decode(raw["data"]["key"]).decode())
     assert place.run_keys()["questions"] == keys.mac(own, f"questions:{place.job()['metadata']['uid']}")
     assert not file.exists() and [verb for verb, resource, _ in asked(place) if resource == "secrets"] == ["create", "create"]
-
-
-RBAC, GROUP = "/apis/rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
 
 
 def own_address() -> str:
@@ -189,17 +163,7 @@ def look(config: Path, namespace: str) -> tuple[JobView, HistoryView]:
 def person(place: World, *rules: dict[str, Any]) -> Path:
     """The kubeconfig of someone with these rights in the namespace."""
     name = f"person-{len(rules)}"
-    api = f"{RBAC}/namespaces/{place.namespace}"
-    metadata, version = {"name": name}, f"{GROUP}/v1"
-    place.cluster.api.create(f"{api}/roles", {"apiVersion": version, "kind": "Role", "metadata": metadata, "rules": list(rules)})
-    binding = {
-        "apiVersion": version,
-        "kind": "RoleBinding",
-        "metadata": metadata,
-        "roleRef": {"apiGroup": GROUP, "kind": "Role", "name": name},
-        "subjects": [{"kind": "User", "apiGroup": GROUP, "name": name}],
-    }
-    place.cluster.api.create(f"{api}/rolebindings", binding)
+    allow(place.cluster.api, name, "Role", list(rules), place.namespace)
     folder = place.folder / name
     folder.mkdir()
     return place.cluster.user_kubeconfig(name, folder=folder)
@@ -212,10 +176,8 @@ def test_live_numbers_are_for_who_may_read_the_runs_secret(place: World) -> None
     key = place.run_keys()["questions"]
     address = own_address()
     port = StatusPort(told, lambda: key)
-    server = port.serve(address)
-    try:
-        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"), address=address)
-        place.until_phase("Running")
+    with port.serve(address):
+        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", address=address, job="job")
         jobs = {"apiGroups": ["psjob.dev"], "resources": ["pstrainingjobs"], "verbs": ["get", "list"]}
         pods = {"apiGroups": [""], "resources": ["pods", "pods/proxy"], "verbs": ["get", "list"]}
         secrets = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
@@ -227,6 +189,3 @@ def test_live_numbers_are_for_who_may_read_the_runs_secret(place: World) -> None
         assert not view.fresh and view.phase == "Running" and len(port.asked) == asked
         assert "the right `get secrets` is missing" in view.limited and "-key-" in view.limited
         assert history.of("loss") is None and not history.complete
-    finally:
-        server.shutdown()
-        server.server_close()

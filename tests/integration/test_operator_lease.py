@@ -13,8 +13,11 @@ import pytest
 
 from tests.integration.operator_harness import Operator, World, manifest, until, world
 from tests.integration.operator_proxy import Proxy
+from tests.integration.own_place import place
 from tests.support.cluster_fixtures import Cluster
 from tests.support.soaking import rotating
+
+__all__ = ["place"]
 
 pytestmark = pytest.mark.cluster
 LEASE = 4
@@ -23,12 +26,6 @@ FAILOVER = 60.0
 AWAY = 10.0
 """Longer than a Lease."""
 LEASES = "/apis/coordination.k8s.io/v1"
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 @pytest.fixture
@@ -66,12 +63,6 @@ def pair(place: World, proxies: Callable[[], Proxy], seconds: int | None = LEASE
     return made
 
 
-def running(place: World, name: str, node: str) -> None:
-    place.create(manifest(name))
-    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
-    place.until_phase("Running", name)
-
-
 def lives(place: World, name: str) -> dict[str, set[str]]:
     """Role and index -> names of its pods that have neither ended nor been told to."""
     found: dict[str, set[str]] = {}
@@ -91,9 +82,8 @@ def never_double(place: World, name: str, seconds: float) -> None:
 @pytest.mark.parametrize(("how", "seconds"), [("frozen", LEASE), ("cut off", LEASE), rotating("killed", None)])
 def test_the_other_acts(place: World, proxies: Callable[[], Proxy], how: str, seconds: int | None) -> None:
     """The leader goes just as a pod of a running job is lost; the other replaces the pod; the first one comes back and does no harm."""
-    node = place.node(f"{place.namespace}-n")
     (first, wire), (second, other_wire) = pair(place, proxies, seconds)
-    running(place, "job", node)
+    place.trains("job")
     assert not other_wire.writes[1:], other_wire.writes  # a Lease that it tried to take, at most
     place.edit("job", runPolicy={"podFailurePolicy": {"rules": [{"action": "Count", "per": "Process", "onReasons": ["Error"]}]}})
     {"killed": first.kill, "frozen": first.freeze, "cut off": lambda: wire.away(True)}[how]()
@@ -102,8 +92,7 @@ def test_the_other_acts(place: World, proxies: Callable[[], Proxy], how: str, se
     # Where its first pod found no answer of a busy API server it has a number more: that pod counts as missing.
     again = place.until("the worker to be started again", lambda: "".join(lives(place, "job").get("job-worker-1", ())), FAILOVER)
     print(f"leader {how}: the other replaced a pod after {time.monotonic() - began:.1f} s")
-    place.run(again, node=node)
-    place.until_phase("Running")
+    place.run(again, job="job")
     assert second.role() == "leader" and lease(place)["leaseTransitions"] == 1
     count = len(wire.writes)
     if how == "killed":
@@ -115,7 +104,7 @@ def test_the_other_acts(place: World, proxies: Callable[[], Proxy], how: str, se
     until("the first to stand by", lambda: first.role() == "standby", 30, also=place.story)
     place.end("job-shard-0-a1", 1, message="fault")
     place.until("the shard to be started again", lambda: "job-shard-0-a2" in place.pods())
-    place.run("job-shard-0-a2", node=node)
+    place.run("job-shard-0-a2")
     never_double(place, "job", 1)
     place.until_phase("Running")
     assert second.role() == "leader" and first.role() == "standby"
@@ -128,9 +117,8 @@ def test_the_other_acts(place: World, proxies: Callable[[], Proxy], how: str, se
 
 
 def test_a_leader_that_goes_gives_the_lease_back(place: World, proxies: Callable[[], Proxy]) -> None:
-    node = place.node(f"{place.namespace}-n")
     (first, _), (second, _) = pair(place, proxies)
-    running(place, "job", node)
+    place.trains("job")
     began, holder = time.monotonic(), lease(place)["holderIdentity"]
     assert first.stop() == 0
     assert lease(place).get("holderIdentity") != holder, "the other need not wait until the Lease has run out"
@@ -161,11 +149,10 @@ def test_an_api_server_that_is_away_for_longer_than_a_lease(fresh_control_plane:
     cluster = fresh_control_plane()
     cluster.install_crd()
     with world(cluster, "default", tmp_path) as place:
-        node = place.node("n")
         operators = [place.operator(*options(place)) for _ in range(2)]
         until("one to act", lambda: any(one.role() == "leader" for one in operators), 30, also=place.story)
         for name in ("a", "b"):
-            running(place, name, node)
+            place.trains(name)
         before = {name: pod["metadata"]["uid"] for name, pod in place.pods().items()}
         pids = [operator.pid for operator in operators]
         went = time.monotonic()
@@ -191,11 +178,10 @@ def test_an_api_server_that_is_away_for_longer_than_a_lease(fresh_control_plane:
 @pytest.mark.rotating
 def test_a_gateway_that_says_503_for_a_while(place: World, proxies: Callable[[], Proxy]) -> None:
     """As a load balancer does before API servers that are away: the process lives on with what it knows, and acts again."""
-    node = place.node(f"{place.namespace}-n")
     proxy = proxies()
     operator = place.operator(*options(place), url=proxy.url)
     until("it to act", lambda: operator.role() == "leader", also=place.story)
-    running(place, "job", node)
+    place.trains("job")
     pid = operator.pid
     proxy.away(True, said=True)
     place.end("job-worker-1-r1", 1, message="fault")

@@ -1,4 +1,7 @@
-"""Jobs' lives on a real API server, under the operator as a real process. Pretended nodes, or the test, run the pods."""
+"""Jobs' lives on a real API server, under the operator as a real process. Pretended nodes, or the test, run the pods.
+
+Objects that are going are seen as going: the claim with the checkpoints, and an ended pod that a finalizer keeps.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,6 @@ from tests.integration.operator_harness import World, manifest
 from tests.integration.together import together
 
 pytestmark = pytest.mark.cluster
-
-
-def running(place: World, name: str, node: str, **spec: Any) -> list[str]:
-    place.create(manifest(name, **spec))
-    pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
-    place.run(*pods, node=node)
-    place.until_phase("Running", name)
-    return pods
 
 
 @together
@@ -104,61 +99,42 @@ def test_a_changed_service_and_config_are_mended(place: World, name: str) -> Non
 
 
 @together
-def test_suspend_and_resume(place: World, node: str, name: str) -> None:
-    pods = running(place, name, node)
-    place.edit(name, suspend=True)
-    place.until("all pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
-    for pod in pods:
-        place.remove(pod)
-    status = place.until_phase("Suspended", name)
-    assert place.conditions(name)["Suspended"]["status"] == "True" and status["observedGeneration"] == 2
-    assert place.conditions(name)["Ready"]["status"] == "False" and "Reconciling" not in place.conditions(name)
-    place.edit(name, suspend=None)
-    place.run(f"{name}-shard-0-a2", f"{name}-worker-0-r2", f"{name}-worker-1-r2", node=node)
-    status = place.until_phase("Running", name)
-    assert (status["restarts"]["counted"], status["internal"]["term"]) == (0, 2)
-
-
-@together
 def test_kubectl_waits_for_conditions(place: World, node: str, name: str) -> None:
-    def waited(condition: str) -> None:
-        place.cluster.run_kubectl("wait", f"psj/{name}", "-n", place.namespace, f"--for=condition={condition}", "--timeout=60s")
+    """Of a job that is suspended, resumed and complete, which costs no restart, and of one whose deadline has passed."""
 
-    def ended(pods: list[str]) -> None:
-        place.edit(name, suspend=True)
-        for pod in pods:
-            place.until(f"{pod} to be told to end", lambda pod=pod: place.pods(name)[pod]["metadata"].get("deletionTimestamp"))
-            place.remove(pod)
+    def waited(condition: str, job: str = name) -> None:
+        place.cluster.run_kubectl("wait", f"psj/{job}", "-n", place.namespace, f"--for=condition={condition}", "--timeout=60s")
 
-    pods = running(place, name, node)
+    place.trains(name, node)
     waited("Ready")
-    ended(pods)
+    described = place.cluster.run_kubectl("describe", "psj", name, "-n", place.namespace).stdout
+    assert "all shards and workers are running" in described, described
+    place.edit(name, suspend=True)
+    place.take_off(*place.until_going(name))
     waited("Suspended")
+    assert place.status(name)["phase"] == "Suspended" and place.status(name)["observedGeneration"] == 2
+    assert place.conditions(name)["Ready"]["status"] == "False" and "Reconciling" not in place.conditions(name)
     place.edit(name, suspend=None)
     again = [f"{name}-worker-0-r2", f"{name}-worker-1-r2", f"{name}-shard-0-a2"]
     place.run(*again, node=node)
     waited("Suspended=false")
     waited("Ready")
+    status = place.status(name)
+    assert (status["restarts"]["counted"], status["internal"]["term"]) == (0, 2)
     for pod in again:
         place.end(pod)
     waited("Complete")
-    running(place, f"{name}b", node)
-    place.edit(f"{name}b", runPolicy={"activeDeadlineSeconds": 1})
-    place.cluster.run_kubectl("wait", f"psj/{name}b", "-n", place.namespace, "--for=condition=Failed", "--timeout=60s")
-
-
-@together
-def test_the_active_deadline(place: World, node: str, name: str) -> None:
-    running(place, name, node)  # its deadline counts from its start, and nobody knows how long this takes here
-    place.edit(name, runPolicy={"activeDeadlineSeconds": 4})
-    place.until_phase("Failed", name)
-    assert place.conditions(name)["Failed"]["reason"] == "DeadlineExceeded"
-    place.until("its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
+    late = f"{name}b"
+    place.trains(late, node)  # its deadline counts from its start, and nobody knows how long this takes here
+    place.edit(late, runPolicy={"activeDeadlineSeconds": 1})
+    waited("Failed", late)
+    assert place.conditions(late)["Failed"]["reason"] == "DeadlineExceeded"
+    place.until_going(late)
 
 
 @together
 def test_ttl_deletes_the_job_and_what_it_owns(place: World, node: str, name: str) -> None:
-    pods = running(place, name, node, runPolicy={"ttlSecondsAfterFinished": 1, "cleanPodPolicy": "None"})
+    pods = place.trains(name, node, runPolicy={"ttlSecondsAfterFinished": 1, "cleanPodPolicy": "None"})
     for pod in pods:
         place.end(pod)
     place.until("the job to be deleted", lambda: name not in {job["metadata"]["name"] for job in place.items("pstrainingjobs")})
@@ -166,29 +142,11 @@ def test_ttl_deletes_the_job_and_what_it_owns(place: World, node: str, name: str
     assert f"{name}-checkpoints" in {claim["metadata"]["name"] for claim in place.items("persistentvolumeclaims")}
 
 
-@pytest.mark.parametrize("policy", ["All", "Running", "None"])
-@together
-def test_clean_pod_policy(place: World, node: str, name: str, policy: str) -> None:
-    """Worker 0 decides; worker 1 still runs when the job is complete."""
-    pods = running(place, name, node, runPolicy={"cleanPodPolicy": policy, "successPolicy": "FirstWorker"})
-    place.end(pods[1])
-    place.end(pods[0])
-    place.until_phase("Complete", name)
-    ended, still = {pods[0], pods[1]}, {pods[2]}
-    going = {"All": ended | still, "Running": still, "None": set()}[policy]
-
-    def gone() -> set[str]:
-        there = place.pods(name)
-        return {pod for pod in pods if pod not in there or there[pod]["metadata"].get("deletionTimestamp")}
-
-    place.until(f"{sorted(going)} to go", lambda: gone() == going)
-
-
 @together
 def test_a_deleted_job_takes_its_pods_and_leaves_its_checkpoints(place: World, node: str, name: str) -> None:
-    running(place, name, node)
+    place.trains(name, node)
     place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace, "--wait=false")
-    place.until("its pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(name).values()))
+    place.until_going(name)
     place.until("its Service to go", lambda: f"{name}-shards" not in {it["metadata"]["name"] for it in place.items("services")})
     assert f"{name}-checkpoints" in {claim["metadata"]["name"] for claim in place.items("persistentvolumeclaims")}
 
@@ -230,10 +188,9 @@ def test_a_job_goes_on_from_another_one_by_its_name(place: World, node: str, nam
     place.until("it to wait", waits)
     ready = place.conditions(name)["Ready"]
     assert ready["status"] == "False" and f"job {first} is not there" in ready["message"]
-    running(place, first, node)
+    place.trains(first, node)
     assert waits() and place.status(name)["phase"] == "Pending"
-    committed = {"status": {"checkpoint": {"step": 10, "time": "2026-01-01T00:00:00Z"}}}
-    place.cluster.api.merge(place.path("pstrainingjobs", first) + "/status", committed)
+    place.lay(first, checkpoint={"step": 10, "time": "2026-01-01T00:00:00Z"})
     run = place.job(first)["metadata"]["uid"]
     place.until("its pods", lambda: len(place.pods(name)) == 3)
     status = place.status(name)
@@ -246,35 +203,47 @@ def test_a_job_goes_on_from_another_one_by_its_name(place: World, node: str, nam
     place.cluster.run_kubectl("delete", "psj", first, "-n", place.namespace)
     place.create(manifest(first))
     place.until("the other job anew", lambda: place.status(first).get("run") not in (None, run))
-    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node)
-    place.until_phase("Running", name)
+    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1", node=node, job=name)
     assert place.status(name)["internal"]["pinned"]["resumedFrom"] == run
     assert begins_at()["checkpoint"]["resumeFrom"] == {"path": f"/psjob-checkpoints/{run}"}
 
 
-@together
-def test_a_job_says_where_the_checkpoints_of_the_other_one_are(place: World, name: str) -> None:
-    first = f"{name}a"
-    place.create(manifest(first, suspend=True))
-    place.create(manifest(name, checkpoint={"resumeFrom": {"job": first}}))
-    words = f"make this job anew with volume: {{persistentVolumeClaim: {{claimName: {first}-checkpoints}}}}"
-    place.until("the remedy", lambda: words in place.conditions(name).get("Ready", {}).get("message", ""))
-    assert place.conditions(name)["Ready"]["reason"] == "CheckpointElsewhere" and not place.pods(name)
+def running(place: World, name: str, node: str, number: int = 1) -> list[str]:
+    pods = [f"{name}-shard-0-a{number}", f"{name}-worker-0-r{number}"]
+    place.run(*pods, node=node, job=name)
+    return pods
 
 
-@together
-def test_a_job_of_another_controller_is_left_alone(place: World, name: str) -> None:
-    place.create(manifest(name, managedBy="kueue.x-k8s.io/multikueue"))
-    place.create(manifest(f"{name}2"))
-    place.until("the other job's pods", lambda: place.pods(f"{name}2"))
-    assert not place.pods(name)
-    assert place.conditions(name)["Ready"]["reason"] == "WaitingForOperator"
+def test_a_claim_that_is_deleted_under_a_job_is_told_before_it_is_suspended(place: World, node: str, name: str) -> None:
+    pods = place.trains(name, node, workers=1)
+    claim = place.path("persistentvolumeclaims", f"{name}-checkpoints")
+    place.cluster.api.call("DELETE", claim)
+    assert place.cluster.api.get(claim)["metadata"]["deletionTimestamp"], "a pod uses it"
+    place.until("the condition", lambda: place.conditions(name).get("CheckpointReady", {}).get("reason") == "ClaimTerminating")
+    told = place.conditions(name)["CheckpointReady"]
+    assert told["status"] == "False" and f"claim {name}-checkpoints is being deleted" in told["message"]
+    place.edit(name, suspend=True)
+    place.until("a warning", lambda: [it["type"] for it in place.events("Suspending", name)] == ["Warning"])
+    place.take_off(*pods)
+    place.until_phase("Suspended", name)
 
 
-@together
-def test_the_story_in_kubectl_get(place: World, node: str, name: str) -> None:
-    running(place, name, node)
-    table = place.cluster.run_kubectl("get", "psj", name, "-n", place.namespace).stdout
-    assert "Running" in table and "1/1" in table and "2/2" in table, table
-    described = place.cluster.run_kubectl("describe", "psj", name, "-n", place.namespace).stdout
-    assert "all shards and workers are running" in described, described
+def test_an_ended_pod_that_a_finalizer_keeps_wedges_neither_suspend_nor_resume(place: World, node: str, name: str) -> None:
+    keep = {"metadata": {"finalizers": ["example.com/keep"]}}
+    place.create(manifest(name, workers=1, of_shards={"template": keep}))
+    pods = running(place, name, node)
+    try:
+        place.edit(name, suspend=True)
+        for pod in pods:
+            place.until(f"{pod} to be told to end", lambda pod=pod: place.pods(name)[pod]["metadata"].get("deletionTimestamp"))
+            place.end(pod, 143)
+        place.remove(pods[1])
+        place.until_phase("Suspended", name)
+        words = f"pod {pods[0]} has ended and is kept by its finalizer example.com/keep"
+        place.until("it to be named", lambda: words in place.conditions(name)["Suspended"]["message"])
+        place.edit(name, suspend=None)
+        running(place, name, node, 2)
+        assert pods[0] in place.pods(name), "it is still there"
+    finally:
+        for pod in place.pods(name):
+            place.cluster.api.merge(place.path("pods", pod), {"metadata": {"finalizers": None}})

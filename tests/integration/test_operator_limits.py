@@ -14,8 +14,7 @@ ASKS = {"spec": {"containers": [{"name": "shard", "resources": {"requests": {"cp
 
 
 def limit(place: World, name: str, *limits: dict[str, Any]) -> str:
-    body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": name}, "spec": {"limits": limits}}
-    place.cluster.api.create(place.path("limitranges"), body)
+    place.make("LimitRange", name, spec={"limits": limits})
     return place.path("limitranges", name)
 
 
@@ -52,8 +51,7 @@ def test_a_quota_that_wants_to_be_told_what_pods_ask_for_gets_it(place: World, n
         place.until("its shard", lambda: f"{name}-shard-0-a1" in place.pods(name))
         assert resources(place, f"{name}-shard-0-a1") == {"limits": {"cpu": "100m"}, "requests": {"cpu": "100m"}}
         place.cluster.api.delete(there)
-        hard = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": {"requests.cpu": "100"}}}
-        place.cluster.api.create(place.path("resourcequotas"), hard)
+        place.make("ResourceQuota", name, spec={"hard": {"requests.cpu": "100"}})
         place.remove(f"{name}-shard-0-a1")
         place.until("it to ask", lambda: f"{name}-shard-0-a2" in place.pods(name), 60)
         assert resources(place, f"{name}-shard-0-a2")["requests"] == {"cpu": "500m", "memory": "1Gi"}
@@ -71,14 +69,8 @@ def test_limits_of_the_template_alone_are_no_fault(place: World, name: str) -> N
 
 def test_a_template_that_a_limit_range_refuses_waits_at_the_start_and_at_a_resume(place: World, node: str, name: str) -> None:
     ran = f"{name}b"
-    place.create(manifest(ran, workers=1, of_shards={"template": ASKS}))
-    place.run(f"{ran}-shard-0-a1", f"{ran}-worker-0-r1", node=node)
-    place.until_phase("Running", ran)
-    place.edit(ran, suspend=True)
-    for pod in (f"{ran}-shard-0-a1", f"{ran}-worker-0-r1"):
-        place.until(f"{pod} to be told to end", lambda pod=pod: place.pods(ran)[pod]["metadata"].get("deletionTimestamp"))
-        place.remove(pod)
-    place.until_phase("Suspended", ran)
+    place.trains(ran, workers=1, of_shards={"template": ASKS}, node=node)
+    place.suspend(ran)
     there = limit(place, name, SMALL)
     try:
         place.create(manifest(name, workers=1, of_shards={"template": ASKS}))

@@ -9,7 +9,6 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,17 +16,14 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from psjob_operator.cluster.metrics import METRICS
-from tests.integration.operator_harness import Operator, World, manifest, world
-from tests.support.cluster_fixtures import Cluster, KwokNodes
+from tests.integration.operator_harness import Operator, World, manifest
+from tests.integration.own_place import place
+from tests.support.cluster_fixtures import KwokNodes
 from tests.support.statusport import StatusPort, own_loopback
 
+__all__ = ["place"]
+
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 class Shard:
@@ -40,7 +36,6 @@ class Shard:
         self.told: dict[str, Any] = {}
         self.port = StatusPort(self._said, lambda: self.questions)
         self.address = own_loopback()
-        self.server = self.port.serve(self.address)
 
     def _said(self, _: str) -> dict[str, Any]:
         return {"run": self.run, "attempt": 1, "counters": {"applied": 240}, "coordinator": self.told}
@@ -58,18 +53,12 @@ class Shard:
         ]
         self.told = {**common, "step": step, "pushBytes": 1000 * step, "updatesLost": 0, "workers": workers, **told}
 
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
 
 @pytest.fixture
 def shard() -> Iterator[Shard]:
     made = Shard()
-    try:
+    with made.port.serve(made.address):
         yield made
-    finally:
-        made.close()
 
 
 def scrape(operator: Operator) -> dict[str, Family]:
@@ -84,19 +73,23 @@ def value(operator: Operator, name: str, **labels: str) -> float:
     return sum(found) if found else -1.0
 
 
+def begin(place: World, shard: Shard, **spec: Any) -> None:
+    """A job that runs, for whose shard 0 the test speaks."""
+    place.create(manifest(**spec))
+    place.until("the pods", lambda: len(place.pods()) == 2 + spec.get("shards", 1))
+    shard.begin(place)
+    place.run(*place.pods(), address=shard.address, job="job")
+
+
 def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> None:
-    node, at = place.node(f"{place.namespace}-n"), {"namespace": place.namespace, "job": "job"}
+    at = {"namespace": place.namespace, "job": "job"}
     operator = place.operator("--progress-seconds=0.5")
     assert value(operator, "psjob_operator_leader") == 1 and value(operator, "psjob_operator_ready") == 1
     for kind in ("pstrainingjobs", "pods", "services", "configmaps", "persistentvolumeclaims"):
         assert value(operator, "psjob_operator_relists_total", resource=kind) >= 1, kind
         assert value(operator, "psjob_operator_api_requests_total", verb="watch", resource=kind, code="200") >= 1, kind
     shard.say(125)
-    place.create(manifest(shards=2))
-    place.until("the pods", lambda: len(place.pods()) == 4)
-    shard.begin(place)
-    place.run("job-shard-0-a1", "job-shard-1-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
-    place.until_phase("Running")
+    begin(place, shard, shards=2)
     place.until("what shard 0 tells", lambda: value(operator, "psjob_job_step", **at) == 125)
     expected = {
         "psjob_job_shards_ready": 2, "psjob_job_workers_ready": 2, "psjob_job_workers": 2, "psjob_job_steps_per_second": 10.5,
@@ -117,8 +110,7 @@ def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> No
     place.until("the next shard", lambda: "job-shard-1-a2" in place.pods())
     assert place.status()["interruption"]["cause"] == "OOMKilled"
     assert value(operator, "psjob_job_interrupted_seconds", **at) >= 0
-    place.run("job-shard-1-a2", node=node, address=shard.address)
-    place.until_phase("Running")
+    place.run("job-shard-1-a2", address=shard.address, job="job")
     shard.say(101, resumed={"term": 2, "start": 1, "from": 100, "step": 101, "age": 1.0}, stepsLost=25)
     place.until("the recovery to be told", lambda: place.status().get("lastRecovery"))
     status = place.status()
@@ -138,20 +130,16 @@ def test_metrics_through_a_life_with_a_restart(place: World, shard: Shard) -> No
 
 def test_another_operator_goes_on_with_an_interruption(place: World, shard: Shard) -> None:
     """The counts of a job are in its status; those of the operator begin anew."""
-    node, at = place.node(f"{place.namespace}-n"), {"namespace": place.namespace, "job": "job"}
+    at = {"namespace": place.namespace, "job": "job"}
     operator = place.operator("--progress-seconds=0.5")
     shard.say(125, mode="async")
-    place.create(manifest(training={"mode": "async"}))
-    place.until("the pods", lambda: len(place.pods()) == 3)
-    shard.begin(place)
-    place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node, address=shard.address)
-    place.until_phase("Running")
+    begin(place, shard, training={"mode": "async"})
     place.until("what shard 0 tells", lambda: value(operator, "psjob_job_step", **at) == 125)
     place.end("job-worker-1-r1", 1)
     place.until("the next worker", lambda: "job-worker-1-r2" in place.pods())
     operator.kill()
     operator.start()
-    place.run("job-worker-1-r2", node=node, address=shard.address)
+    place.run("job-worker-1-r2", address=shard.address)
     shard.say(126, mode="async", resumed={"term": 1, "start": 2, "from": 125, "step": 126, "age": 1.0}, updatesLost=0)
     place.until("the recovery to be told", lambda: place.status().get("lastRecovery"))
     assert place.status()["lastRecovery"]["updatesLost"] == 0
@@ -160,8 +148,7 @@ def test_another_operator_goes_on_with_an_interruption(place: World, shard: Shar
 
 
 def test_refusals_of_the_api_server_are_counted_by_code_and_reason(place: World) -> None:
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
-    place.cluster.api.create(place.path("resourcequotas"), quota)
+    place.make("ResourceQuota", "none", spec={"hard": {"pods": "0"}})
     operator = place.operator()
     place.create(manifest())
     place.until("a refusal", lambda: value(operator, "psjob_operator_api_errors_total", code="403", reason="Forbidden") >= 1)
@@ -208,19 +195,14 @@ def settled(place: World, seconds: float = 1.0) -> int:
 
 
 def test_a_life_costs_one_request_a_pod_and_fifteen_a_job_and_four_a_restart(place: World) -> None:
-    node = place.node(f"{place.namespace}-n")
     place.operator("--progress-seconds=3600")
     before = settled(place)
-    place.create(manifest(shards=2, workers=4))
-    shards, workers = [f"job-shard-{index}-a1" for index in range(2)], [f"job-worker-{index}-r1" for index in range(4)]
-    place.run(*shards, *workers, node=node)
-    place.until_phase("Running", seconds=60)
+    first, second, *workers = place.trains(shards=2, workers=4)
     running = settled(place)
-    place.end(shards[1], 1)
-    place.run("job-shard-1-a2", node=node)
-    place.until_phase("Running", seconds=60)
+    place.end(second, 1)
+    place.run("job-shard-1-a2", job="job")
     restart = settled(place) - running
-    for pod in [*workers, shards[0], "job-shard-1-a2"]:
+    for pod in [*workers, first, "job-shard-1-a2"]:
         place.end(pod)
     place.until_phase("Complete", seconds=60)
     spent = settled(place) - before

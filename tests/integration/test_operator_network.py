@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hack.cluster.api import ApiError
-from tests.integration.operator_harness import NAMESPACED_RULES, World, manifest, world
-from tests.support.cluster_fixtures import Cluster
+from tests.integration.operator_harness import NAMESPACED_RULES, World, manifest
+from tests.integration.own_place import place
+
+__all__ = ["place"]
 
 pytestmark = pytest.mark.cluster
 HOME = {"matchLabels": {"kubernetes.io/metadata.name": "home"}}
 PEER = json.dumps({"namespaceSelector": HOME, "podSelector": {"matchLabels": {"app": "operator"}}})
 OPTION = f"--network-policy={PEER}"
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 def policies(place: World) -> dict[str, dict[str, Any]]:
@@ -70,10 +64,7 @@ def test_an_operator_that_is_not_told_to_makes_none_and_reads_none(place: World)
 
 
 def test_a_strangers_policy_in_the_way_holds_the_job(place: World) -> None:
-    spec = {"podSelector": {}, "policyTypes": ["Ingress"]}
-    api = "networking.k8s.io/v1"
-    taken = {"apiVersion": api, "kind": "NetworkPolicy", "metadata": {"name": "job-workers"}, "spec": spec}
-    place.cluster.api.create(place.path("networkpolicies"), taken)
+    place.make("NetworkPolicy", "job-workers", spec={"podSelector": {}, "policyTypes": ["Ingress"]})
     place.operator(OPTION)
     place.create(manifest())
     place.until("NameConflict", lambda: "NetworkPolicy/job-workers" in str(place.status()))
@@ -90,7 +81,5 @@ def test_a_job_goes_on_without_the_right_to_make_policies_and_gets_them_with_it(
     with pytest.raises(ApiError):
         place.cluster.api.get(place.path("networkpolicies", "job-shards"))
     grant(place)
-    node = place.node(f"{place.namespace}-n")
-    place.run(*place.pods("job"), node=node)
-    place.until_phase("Running")
+    place.run(*place.pods("job"), job="job")
     place.until("the policies", lambda: set(policies(place)) == {"job-shards", "job-workers"}, 60)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hack.cluster.api import ApiError
-from tests.integration.operator_harness import Operator, World, manifest, until, world
+from tests.integration.operator_harness import Operator, World, until, world
 from tests.integration.operator_proxy import Proxy
 from tests.support.cluster_fixtures import Cluster
 
@@ -48,9 +48,7 @@ def proxy(places: tuple[World, World]) -> Iterator[Proxy]:
 def runs(place: World, name: str, node: str) -> float:
     """A new job comes to run; seconds that took."""
     began = time.monotonic()
-    place.create(manifest(name, workers=1))
-    place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
-    place.until_phase("Running", name)
+    place.trains(name, workers=1, node=node)
     return time.monotonic() - began
 
 

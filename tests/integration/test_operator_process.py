@@ -1,28 +1,31 @@
-"""The operator as a process: how it starts, waits, says what is wrong, sees again after a blind time, and ends."""
+"""The operator as a process: how it starts, waits, says what is wrong, sees again after a blind time, and ends.
+
+- `psjob-operator check`, which `helm test` runs: an operator that works, and each thing that may be wrong.
+- Words of the real API server that the operator goes by.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.operator_harness import World, manifest, psjob_operator, until, world
+from psjob_operator.cluster.client import OTHER_UID
+from psjob_operator.cluster.main import lease_holder
+from tests.integration.api_client import Api
+from tests.integration.operator_harness import World, manifest, psjob_operator, until
 from tests.integration.operator_proxy import Proxy
+from tests.integration.own_place import place
 from tests.support.cluster_fixtures import Cluster
 from tests.support.statusport import StatusPort
 
+__all__ = ["place"]
+
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 def test_help_shows_examples() -> None:
@@ -53,12 +56,9 @@ def test_it_ends_when_a_right_is_missing(place: World) -> None:
 
 
 def test_what_happened_while_it_was_away_is_caught_up(place: World) -> None:
-    node = place.node(f"{place.namespace}-n")
     operator = place.operator()
     for name in ("a", "b", "c"):
-        place.create(manifest(name, workers=1))
-        place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
-        place.until_phase("Running", name)
+        place.trains(name, workers=1)
     operator.kill()
     place.end("a-shard-0-a1", 1)
     place.cluster.api.delete(place.path("pstrainingjobs", "b"))
@@ -72,27 +72,20 @@ def test_what_happened_while_it_was_away_is_caught_up(place: World) -> None:
     assert "b-shard-0-a2" not in place.pods()
 
 
-def test_what_vanished_unseen_is_missed_after_a_relist(place: World) -> None:
+def test_what_vanished_unseen_is_missed_after_a_relist(place: World, proxy: Proxy) -> None:
     """Watches bring nothing while pods and a job go; then 410 Gone. kopf lists again and tells of none of them; our own list does."""
-    node = place.node(f"{place.namespace}-n")
-    proxy = Proxy(place.cluster.url, place.cluster.ca, *place.certificate())
-    try:
-        place.operator(url=proxy.url)
-        for name in ("a", "b"):
-            place.create(manifest(name, workers=1))
-            place.run(f"{name}-shard-0-a1", f"{name}-worker-0-r1", node=node)
-            place.until_phase("Running", name)
-        proxy.blind()
-        place.remove("a-worker-0-r1")
-        place.cluster.api.delete(place.path("pstrainingjobs", "b"))
-        place.remove("b-worker-0-r1")
-        time.sleep(1)
-        assert place.status("a")["internal"]["workerStart"] == 1
-        proxy.gone()
-        place.until("the worker to be started again", lambda: "a-worker-0-r2" in place.pods())
-        assert "b-worker-0-r2" not in place.pods()
-    finally:
-        proxy.close()
+    place.operator(url=proxy.url)
+    for name in ("a", "b"):
+        place.trains(name, workers=1)
+    proxy.blind()
+    place.remove("a-worker-0-r1")
+    place.cluster.api.delete(place.path("pstrainingjobs", "b"))
+    place.remove("b-worker-0-r1")
+    time.sleep(1)
+    assert place.status("a")["internal"]["workerStart"] == 1
+    proxy.gone()
+    place.until("the worker to be started again", lambda: "a-worker-0-r2" in place.pods())
+    assert "b-worker-0-r2" not in place.pods()
 
 
 def test_who_waits_for_a_checkpoint_sees_in_the_status_that_the_request_is_answered(place: World) -> None:
@@ -111,15 +104,14 @@ def test_who_waits_for_a_checkpoint_sees_in_the_status_that_the_request_is_answe
         words = ("wait", "psj", "job", "-n", place.namespace, f"--for={path}", f"--timeout={seconds:g}s")
         return place.cluster.run_kubectl(*words, check=False).returncode == 0
 
-    server = StatusPort(says, lambda: keys.get("questions", b"")).serve(place.address)
-    try:
+    with StatusPort(says, lambda: keys.get("questions", b"")).serve(place.address):
         job = manifest(workers=1)
         job["spec"]["workers"]["progressDeadlineSeconds"] = 5  # shard 0 is asked from the start
         own["run"] = place.create(job)["metadata"]["uid"]
         place.operator("--progress-seconds=0.5")
         place.until("the pods", lambda: len(place.pods()) == 2)
         keys.update(place.run_keys())
-        place.run("job-shard-0-a1", "job-worker-0-r1", node=place.node(f"{place.namespace}-n"))
+        place.run("job-shard-0-a1", "job-worker-0-r1")
         place.until("the checkpoint", lambda: place.status().get("checkpoint"))
         place.edit("job", checkpoint={"request": 7})
         told["step"] = 110
@@ -129,9 +121,6 @@ def test_who_waits_for_a_checkpoint_sees_in_the_status_that_the_request_is_answe
         place.edit("job", checkpoint={"request": 3})
         told |= {"step": 150, "request": 3}
         assert waits(3, 20)
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
@@ -147,12 +136,11 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
 
     port = StatusPort(told, lambda: keys.get("questions", b""))
     asked = port.asked
-    server = port.serve(place.address)
-    try:
+    with port.serve(place.address):
         uid["run"] = place.create(manifest())["metadata"]["uid"]
         operator = place.operator("--progress-seconds=0.5")
         place.until("the pods", lambda: len(place.pods()) == 3)
-        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=place.node(f"{place.namespace}-n"))
+        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1")
         place.until("the sentence", lambda: place.conditions().get("Ready", {}).get("reason") == "ProgressUnknown")
         assert "does not take this operator's key" in place.conditions()["Ready"]["message"] and place.status()["phase"] == "Running"
         keys.update(place.run_keys())
@@ -171,6 +159,65 @@ def test_progress_is_pulled_from_shard_0_and_shown(place: World) -> None:
         operator.start()
         place.until("an answer to the next operator", lambda: len(asked) > known)
         assert str(status["progress"]["step"]) in place.cluster.run_kubectl("get", "psj", "job", "-n", place.namespace).stdout
-    finally:
-        server.shutdown()
-        server.server_close()
+
+
+def check(folder: Path, kubeconfig: Path, namespace: str, *words: str) -> tuple[int, str]:
+    """Exit code and words."""
+    asked = ["check", f"--kubeconfig={kubeconfig}", f"--namespace={namespace}", "--lease=turns", f"--lease-namespace={namespace}", *words]
+    return psjob_operator(folder, *asked)
+
+
+def test_an_operator_that_renews_passes_and_one_that_stands_still_does_not(place: World, tmp_path: Path) -> None:
+    """It renews the Lease `turns`."""
+    operator = place.operator("--lease=turns", f"--lease-namespace={place.namespace}", "--lease-seconds=6")
+    code, told = check(tmp_path, place.cluster.kubeconfig, place.namespace, "--seconds=30")
+    assert code == 0, told
+    kind, jobs, lease = told.splitlines()
+    assert kind == "PSTrainingJob is served as psjob.dev/v1alpha1" and jobs == f"0 jobs can be read in {place.namespace}"
+    assert lease.startswith(f"Lease {place.namespace}/turns is renewed by ")
+    operator.freeze()
+    code, told = check(tmp_path, place.cluster.kubeconfig, place.namespace, "--seconds=3")
+    assert code == 1
+    assert f"Lease {place.namespace}/turns was not renewed within 3 s, so no operator acts; read: kubectl" in told
+
+
+def test_without_an_operator_the_lease_does_not_exist(control_plane: Cluster, bare_namespace: str, tmp_path: Path) -> None:
+    code, told = check(tmp_path, control_plane.kubeconfig, bare_namespace, "--seconds=1")
+    assert code == 1 and "does not exist within 1 s" in told and "Traceback" not in told
+
+
+def test_a_right_that_is_missing_is_told(control_plane: Cluster, bare_namespace: str, tmp_path: Path) -> None:
+    code, told = check(tmp_path, control_plane.user_kubeconfig("mallory", folder=tmp_path), bare_namespace, "--seconds=1")
+    assert code == 1 and "the API server refuses" in told and "rbac.create" in told
+
+
+def lease(lease_holder: str | None, renewed: str | None) -> dict[str, dict[str, str | None]]:
+    return {"spec": {"holderIdentity": lease_holder, "renewTime": renewed}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "who"),
+    [
+        (lease("a", "1"), lease("a", "2"), "a"),
+        (lease("a", "1"), lease("b", "2"), "b"),
+        (lease("a", "1"), lease("a", "1"), None),
+        (lease("a", "1"), lease("", "2"), None),
+        (lease(None, None), lease("a", "1"), "a"),
+        (lease("a", "1"), {}, None),
+    ],
+)
+def test_a_lease_is_held_by_who_renewed_it(before: dict[str, object], after: dict[str, object], who: str | None) -> None:
+    assert lease_holder(before, after) == who
+
+
+@pytest.mark.parametrize("kind", ["pods", "configmaps"])
+def test_a_delete_of_another_uid_says_so(control_plane: Cluster, namespace: str, kind: str) -> None:
+    api = Api(control_plane.kubeconfig)
+    path = f"/api/v1/namespaces/{namespace}/{kind}"
+    spec = {"spec": {"containers": [{"name": "it", "image": "it:1"}]}} if kind == "pods" else {}
+    code, made = api.call("POST", path, {"metadata": {"name": "it"}, **spec})
+    assert code == 201, made
+    code, said = api.call("DELETE", f"{path}/it", {"preconditions": {"uid": "another"}})
+    assert code == 409 and all(word in said["message"] for word in OTHER_UID), said
+    code, said = api.call("DELETE", f"{path}/it", {"preconditions": {"uid": made["metadata"]["uid"]}})
+    assert code == 200, said

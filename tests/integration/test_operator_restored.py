@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import node_faults
-from tests.integration.operator_harness import manifest, until, world
+from tests.integration.operator_harness import until, world
 from tests.support.cluster_fixtures import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.rotating]
@@ -39,9 +39,7 @@ def test_an_operator_ends_when_the_api_server_is_back_at_an_earlier_state(
             first = place.operator(*options)
             until("it to act", lambda first=first: first.role() == "leader")
         chosen, node = place.operator(*options), place.node("n")
-        place.create(manifest("job"))
-        place.run("job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1", node=node)
-        place.until_phase("Running", "job")
+        place.trains("job", node=node)
         node_faults.backup(plane, tmp_path / "etcd")
         for number in (1, 2):
             place.end(f"job-worker-1-r{number}", 75, message='{"ending": "drained"}')

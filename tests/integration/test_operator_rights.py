@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.integration.operator_harness import CLUSTER_RULES, NAMESPACED_RULES, World, manifest, world
+from tests.integration.operator_harness import CLUSTER_RULES, NAMESPACED_RULES, World, manifest
 from tests.integration.operator_proxy import Proxy, Weather
+from tests.integration.own_place import place
 from tests.support import rights
-from tests.support.cluster_fixtures import Cluster
+
+__all__ = ["place"]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 LABEL = "psjob.dev/job-name"
@@ -33,16 +32,8 @@ class OneRace(Weather):
         return ""
 
 
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
-
-
-def test_every_right_is_used_and_none_is_missing(place: World) -> None:
+def test_every_right_is_used_and_none_is_missing(place: World, proxy: Proxy) -> None:
     """A life with everything in it for which the chart grants something."""
-    cert, key = place.certificate()
-    proxy = Proxy(place.cluster.url, place.cluster.ca, cert, key)
     try:
         policies = '--network-policy={"ipBlock": {"cidr": "192.0.2.7/32"}}'
         # A Lease that is renewed so seldom does not come between the writes that are looked at here.
@@ -51,13 +42,7 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
         node = place.node(f"{place.namespace}-n")
         # Its first write is the status of the first job: after the race the job is read. Then a stranger's pod is in the way, and read too.
         proxy.weather = OneRace()
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "a-worker-0-r1"},
-            "spec": {"containers": [{"name": "c", "image": "x"}]},
-        }
-        place.cluster.api.create(place.path("pods"), body)
+        place.make("Pod", "a-worker-0-r1", spec={"containers": [{"name": "c", "image": "x"}]})
         place.create(manifest("a", runPolicy={"ttlSecondsAfterFinished": 1, "cleanPodPolicy": "All"}))
         place.until("NameConflict", lambda: "NameConflict" in str(place.status("a")))
         place.remove("a-worker-0-r1")
@@ -75,16 +60,12 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
             labels = lambda kind=kind, name=name: place.cluster.api.get(place.path(kind, name))["metadata"].get("labels") or {}  # noqa: E731
             place.until(f"the label of {name}", lambda labels=labels: LABEL in labels())
         # A LimitRange keeps a pod from being made, and is looked up.
-        small = {"limits": [{"type": "Container", "default": {"cpu": "250m"}}]}
-        place.cluster.api.create(
-            place.path("limitranges"), {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": small}
-        )
+        place.make("LimitRange", "small", spec={"limits": [{"type": "Container", "default": {"cpu": "250m"}}]})
         place.create(manifest("c", workers=1))
         place.until("the pods of c", lambda: len(place.pods("c")) == 2)
         place.cluster.api.delete(place.path("limitranges", "small"))
         # The first job ends, its pods are cleaned up, and it is deleted in its time.
-        place.run("a-shard-0-a1", "a-worker-0-r1", "a-worker-1-r1", node=node)
-        place.until_phase("Running", "a")
+        place.run("a-shard-0-a1", "a-worker-0-r1", "a-worker-1-r1", node=node, job="a")
         for pod in ("a-worker-0-r1", "a-worker-1-r1", "a-shard-0-a1"):
             place.end(pod)
         place.until("a to be deleted", lambda: "a" not in [job["metadata"]["name"] for job in place.items("pstrainingjobs")])
@@ -95,7 +76,5 @@ def test_every_right_is_used_and_none_is_missing(place: World) -> None:
         raise AssertionError(
             f"never used: {sorted(rights.unused([*NAMESPACED_RULES, *CLUSTER_RULES], place.cluster.audit(user=place.user)))}"
         ) from error
-    finally:
-        proxy.close()
     refused = [event for event in place.cluster.audit(user=place.user) if event.get("responseStatus", {}).get("code") == 403]
     assert not refused, [(event["verb"], event["requestURI"]) for event in refused]

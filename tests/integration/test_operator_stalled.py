@@ -8,19 +8,24 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.integration import oldercrd
+from hack.cluster.api import ApiError
 from tests.integration.operator_harness import World, manifest, until, world
 from tests.integration.outages import answers, goes_on, running, uids, unharmed
+from tests.integration.own_place import place as own_place
 from tests.support.cluster_fixtures import Cluster
 from tests.support.soaking import rotating, soak
+
+__all__ = ["own_place"]
 
 pytestmark = pytest.mark.cluster
 
@@ -29,10 +34,8 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     """lrScaling: linear goes only with mode sync, and the mode of a running job may change."""
     paused, done, timed, mended = jobs = [f"{name}{what}" for what in ("paused", "done", "timed", "mended")]
     for job in jobs:
-        place.create(manifest(job, training={"mode": "sync", "lrScaling": "linear"}, runPolicy={"ttlSecondsAfterFinished": 1}))
-        place.run(f"{job}-shard-0-a1", f"{job}-worker-0-r1", f"{job}-worker-1-r1", node=node)
-        place.until_phase("Running", job)
-    with oldercrd.without_the_rule(place):
+        place.trains(job, training={"mode": "sync", "lrScaling": "linear"}, runPolicy={"ttlSecondsAfterFinished": 1}, node=node)
+    with without_the_rule(place):
         for job in jobs:
             place.edit(job, training={"mode": "async"})
     for job in jobs:
@@ -44,11 +47,7 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
     time.sleep(4)
     assert not [pod for pod in place.pods(name) if pod.endswith("-r2")]
     # Suspension, success with its TTL, and the deadline come all the same.
-    place.edit(paused, suspend=True)
-    place.until("the pods to be told to end", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in place.pods(paused).values()))
-    for pod in place.pods(paused):
-        place.remove(pod)
-    place.until_phase("Suspended", paused)
+    place.suspend(paused)
     for pod in ("worker-0-r1", "worker-1-r1", "shard-0-a1"):
         place.end(f"{done}-{pod}")
     place.edit(timed, runPolicy={"activeDeadlineSeconds": 1})
@@ -69,23 +68,13 @@ def test_stalled_means_no_creates_and_nothing_else(place: World, node: str, name
 LOG = "Traceback\nLoginError: https://me:hunter2@host says no, token=hunter2"
 
 
-@pytest.fixture
-def own_place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [((), "exit code 3: LoginError: https://[removed]@host says no, token=[removed];"), (("--no-log-tails",), "exit code 3;")],
 )
 def test_status_and_events_tell_no_credential_and_without_tails_no_word(own_place: World, options: tuple[str, ...], said: str) -> None:
     own_place.operator(*options)
-    node = own_place.node(f"{own_place.namespace}-n")
-    own_place.create(manifest("job", shards=1, workers=1, runPolicy={"backoffLimit": 0}))
-    own_place.until("its pods", lambda: {"job-shard-0-a1", "job-worker-0-r1"} <= set(own_place.pods()))
-    own_place.run("job-shard-0-a1", "job-worker-0-r1", node=node)
-    own_place.until_phase("Running", "job")
+    own_place.trains(workers=1, runPolicy={"backoffLimit": 0})
     own_place.end("job-worker-0-r1", 3, message=LOG)
     own_place.until_phase("Failed", "job")
     told = str(own_place.status("job")) + str(own_place.items("events"))
@@ -131,3 +120,41 @@ def test_it_is_gone_for_long(place_outage: World) -> None:
     until("the API server to be back", lambda: answers(place_outage), 60)
     unharmed(place_outage, before)
     print(f"gone for 120 s: continued after {goes_on(place_outage):.1f} s")
+
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pstrainingjobs.psjob.dev"
+LIMIT = "must not be linear"
+FAULT = {"mode": "async", "lrScaling": "linear"}
+
+
+@contextlib.contextmanager
+def without_the_rule(place: World) -> Iterator[None]:
+    """While it lasts the API server takes lrScaling: linear in every mode; this operator does not."""
+    api = place.cluster.api
+    versions = api.get(CRD)["spec"]["versions"]
+    older = copy.deepcopy(versions)
+    (rules,) = (training["x-kubernetes-validations"] for training in _training(older))
+    assert any(rule["message"].startswith(LIMIT) for rule in rules)
+    rules[:] = [rule for rule in rules if not rule["message"].startswith(LIMIT)]
+    api.merge(CRD, {"spec": {"versions": older}})
+    try:
+        until("the older CRD to hold", lambda: _takes(place))
+        yield
+    finally:
+        api.merge(CRD, {"spec": {"versions": versions}})
+        until("this version's CRD to hold", lambda: not _takes(place))
+
+
+def _training(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["training"] for version in versions]
+
+
+def _takes(place: World) -> bool:
+    path = f"/apis/psjob.dev/v1alpha1/namespaces/{place.namespace}/pstrainingjobs?dryRun=All"
+    try:
+        place.cluster.api.create(path, manifest("probe", training=FAULT))
+    except ApiError as error:
+        if error.status != 422:
+            raise
+        return False
+    return True

@@ -5,31 +5,31 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import signal
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hack.cluster.api import ApiError
-from tests.integration.operator_harness import JOBS, World, manifest, world
+from tests.integration.operator_harness import JOBS, World, manifest
+from tests.integration.own_place import place as own_place
 from tests.integration.together import together
-from tests.support.cluster_fixtures import Cluster
+
+__all__ = ["own_place"]
+
+pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("both", [False, True], ids=["the object is seen first", "both are seen at once"])
 def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: str, name: str, both: bool) -> None:
     """A backup restored into a new object (Velero): what the old run had done is no fact, its numbers are passed.
 
     A restore writes the object and its status one after the other; the operator may see either first.
     """
-    path, other = place.path("pstrainingjobs", name), str(uuid.uuid4())
+    other = str(uuid.uuid4())
     kept = {
         "run": other,
         "phase": "Running",
@@ -47,21 +47,20 @@ def test_a_status_of_another_run_gives_numbers_and_no_facts(place: World, node: 
         place.create(manifest(name, suspend=True))
         if not both:
             place.until_phase("Suspended", name)
-        restored = place.cluster.api.merge(path + "/status", {"status": kept})
+        restored = place.lay(name, **kept)
         assert restored["status"]["run"] == other and restored["status"]["checkpoint"]["step"] == 900, "as the backup has it"
     finally:
         os.kill(operator.pid, signal.SIGCONT)
     uid = place.job(name)["metadata"]["uid"]
     taken = place.until("the job to be the new run's", lambda: status if (status := place.status(name)).get("run") == uid else None)
     assert taken["phase"] == "Suspended" and taken["shards"][0]["attempt"] == 7 and taken["internal"]["workerStart"] == 4
-    place.cluster.api.merge(path, {"spec": {"suspend": None}})
+    place.edit(name, suspend=None)
     place.until("all to start under numbers of their own", lambda: len(place.pods(name)) == 3)
     assert set(place.pods(name)) == {f"{name}-shard-0-a8", f"{name}-worker-0-r5", f"{name}-worker-1-r5"}, "nobody has succeeded yet"
     status = place.status(name)
     assert status["internal"]["term"] > 5 and status["restarts"].get("total", 0) == 0 and "checkpoint" not in status, status
 
 
-@pytest.mark.cluster
 def test_two_operators_make_no_pod_twice_and_come_to_rest(place: World, node: str, name: str) -> None:
     """They may pass each other's numbers, which costs a start; a name is made once, and one process a seat is left."""
     second = place.operator()
@@ -96,17 +95,9 @@ def _made(event: dict[str, Any]) -> bool:
     return event["verb"] == "create" and event["objectRef"]["resource"] == "pods" and event["responseStatus"]["code"] == 201
 
 
-@pytest.mark.cluster
 @together
 def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> None:
-    body = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"{name}-worker-0-r1"},
-        "spec": {"containers": [{"name": "c", "image": "x"}]},
-    }
-    place.cluster.api.create(place.path("pods"), body)
-    uid = place.pods()[f"{name}-worker-0-r1"]["metadata"]["uid"]
+    uid = place.make("Pod", f"{name}-worker-0-r1", spec={"containers": [{"name": "c", "image": "x"}]})["metadata"]["uid"]
     place.create(manifest(name))
     place.until("NameConflict", lambda: "NameConflict" in str(place.status(name)))
     stranger = place.pods()[f"{name}-worker-0-r1"]
@@ -117,42 +108,37 @@ def test_a_strangers_pod_of_our_name_is_waited_for(place: World, name: str) -> N
     assert place.status(name)["internal"]["workerStart"] == 1
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize("kind", ["services", "persistentvolumeclaims"])
+@pytest.mark.parametrize(
+    ("kind", "child", "spec"),
+    [
+        ("Service", "shards", {"ports": [{"port": 80}], "selector": {"app": "theirs"}}),
+        ("PersistentVolumeClaim", "checkpoints", {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}),
+    ],
+)
 @together
-def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str, kind: str) -> None:
-    child = f"{name}-shards" if kind == "services" else f"{name}-checkpoints"
-    spec = {
-        "services": {"ports": [{"port": 80}], "selector": {"app": "theirs"}},
-        "persistentvolumeclaims": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
-    }[kind]
-    word = {"services": "Service", "persistentvolumeclaims": "PersistentVolumeClaim"}[kind]
-    body = {"apiVersion": "v1", "kind": word, "metadata": {"name": child}, "spec": spec}
-    place.cluster.api.create(place.path(kind), body)
-    before = place.cluster.api.get(place.path(kind, child))
+def test_a_strangers_service_or_claim_is_not_taken_over(place: World, name: str, kind: str, child: str, spec: dict[str, Any]) -> None:
+    child = f"{name}-{child}"
+    before, path = place.make(kind, child, spec=spec), place.path(f"{kind.lower()}s", child)
     place.create(manifest(name))
     place.until("NameConflict", lambda: place.conditions(name)["Ready"]["reason"] == "NameConflict")
     assert child in place.conditions(name)["Ready"]["message"]
     assert not place.pods(name), "nothing runs on another's storage or name"
-    after = place.cluster.api.get(place.path(kind, child))
+    after = place.cluster.api.get(path)
     assert after["spec"].get("selector") == before["spec"].get("selector")
     assert "labels" not in after["metadata"] and "ownerReferences" not in after["metadata"]
     assert not [entry for entry in after["metadata"]["managedFields"] if "psjob" in entry["manager"]]
-    place.cluster.api.delete(place.path(kind, child))
+    place.cluster.api.delete(path)
     place.until("the job to continue", lambda: len(place.pods(name)) == 3)
 
 
-@pytest.mark.cluster
 @together
 def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name: str) -> None:
     """Same names, same labels, another uid: the pod of the job before is not adopted, and its claim is used again."""
-    place.create(manifest(name))
-    pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
-    place.run(*pods, node=node)
+    pods = place.trains(name, node)
     old = {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()}
     claim = place.cluster.api.get(place.path("persistentvolumeclaims", f"{name}-checkpoints"))["metadata"]["uid"]
     place.cluster.run_kubectl("delete", "psj", name, "-n", place.namespace)
-    place.until("the pods to be told to end", lambda: all(raw["metadata"].get("deletionTimestamp") for raw in place.pods(name).values()))
+    place.until_going(name)
     place.create(manifest(name))
     place.until("NameConflict", lambda: "NameConflict" in str(place.status(name)))
     assert {pod: raw["metadata"]["uid"] for pod, raw in place.pods(name).items()} == old
@@ -167,32 +153,9 @@ def test_a_leftover_of_a_deleted_job_of_this_name(place: World, node: str, name:
     assert place.status(name)["run"] == uid
 
 
-@pytest.mark.cluster
-@together
-def test_an_old_status_cannot_be_written_back(place: World, node: str, name: str) -> None:
-    place.create(manifest(name))
-    pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
-    place.run(*pods, node=node)
-    place.until_phase("Running", name)
-    backup = copy.deepcopy(place.status(name))
-    place.end(f"{name}-shard-0-a1", 1)
-    place.run(f"{name}-shard-0-a2", node=node)
-    place.until_phase("Running", name)
-    path = place.path("pstrainingjobs", name) + "/status"
-    for old in (backup, None):
-        with pytest.raises(ApiError) as refused:
-            place.cluster.api.merge(path, {"status": old})
-        assert refused.value.status == 422, refused.value
-    assert place.status(name)["shards"][0]["attempt"] == 2
-
-
-@pytest.mark.cluster
 @together
 def test_a_pod_whose_label_goes_and_returns_leaves_no_twin(place: World, node: str, name: str) -> None:
-    place.create(manifest(name))
-    pods = [f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1"]
-    place.run(*pods, node=node)
-    place.until_phase("Running", name)
+    pods = place.trains(name, node)
     lost = f"{name}-worker-1-r1"
     label = ["label", "pod", lost, "-n", place.namespace]
     place.cluster.run_kubectl(*label, "psjob.dev/job-name-")
@@ -205,8 +168,7 @@ def test_a_pod_whose_label_goes_and_returns_leaves_no_twin(place: World, node: s
     place.until("the one out of sight to be told to end", told_to_end)
     place.cluster.run_kubectl(*label, f"psjob.dev/job-name={name}")
     place.remove(lost)
-    place.run(f"{name}-worker-1-r2", node=node)
-    place.until_phase("Running", name)
+    place.run(f"{name}-worker-1-r2", node=node, job=name)
     assert set(place.pods(name)) == {*pods[:2], f"{name}-worker-1-r2"}
     assert place.status(name)["restarts"]["causes"] == {"Deleted": 1}
 
@@ -217,19 +179,12 @@ LIMIT = 256 << 20
 """Half of the chart's memory limit."""
 
 
-@pytest.fixture
-def own_place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
-
-
 def post(place: World, text: str) -> None:
     """Create a job from this text: a Python of usual settings cannot write it."""
     path = f"{JOBS}/namespaces/{place.namespace}/pstrainingjobs"
     place.cluster.run_kubectl("create", "--raw", path, "-f", "-", stdin=text)
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(300)
 def test_a_job_that_is_nested_as_deep_as_can_be_is_one_jobs_problem(own_place: World) -> None:
     operator = own_place.operator()
@@ -248,7 +203,6 @@ def test_a_job_that_is_nested_as_deep_as_can_be_is_one_jobs_problem(own_place: W
     assert operator.alive() and not own_place.pods("deep")
 
 
-@pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.rotating
 def test_large_manifests_take_no_more_memory_than_they_have_bytes(own_place: World) -> None:

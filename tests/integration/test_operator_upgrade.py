@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,14 @@ import yaml
 
 from psjob_operator.contract import WIRE
 from tests.integration.operator_harness import Operator, World, manifest, world
+from tests.integration.own_place import place
 from tests.support import older
 from tests.support.cluster_fixtures import CRD, Cluster
 
+__all__ = ["place"]
+
 pytestmark = pytest.mark.cluster
 OLD, NEW = "registry.example/psjob-runtime:old", "registry.example/psjob-runtime@sha256:" + "2" * 64
-
-
-@pytest.fixture
-def place(control_plane: Cluster, namespace: str, tmp_path: Path) -> Iterator[World]:
-    with world(control_plane, namespace, tmp_path) as made:
-        yield made
 
 
 def image(place: World, pod: str) -> str:
@@ -37,8 +34,7 @@ def replaced(before: Operator, after: Operator) -> None:
 
 
 def up(place: World, node: str, *pods: str) -> None:
-    place.run(*pods, node=node)
-    place.until_phase("Running")
+    place.run(*pods, node=node, job="job")
 
 
 def config(place: World) -> dict[str, Any]:
@@ -126,8 +122,7 @@ def test_a_run_of_a_version_not_known_here_is_held_until_one_comes_that_knows_it
     place.operator(f"--runtime-image={NEW}")
     place.create(manifest())
     up(place, node, "job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1")
-    path = place.path("pstrainingjobs", "job") + "/status"
-    place.cluster.api.merge(path, {"status": {"internal": {"pinned": {"configFormat": 99, "wire": 98}}}})
+    place.lay(internal={"pinned": {"configFormat": 99, "wire": 98}})
     place.until("the sentence", lambda: place.conditions()["Ready"]["reason"] == "RunOfAnotherVersion")
     assert "config format 99 and wire 98" in place.conditions()["Ready"]["message"]
     place.until("its event", lambda: place.events("RunOfAnotherVersion"))
@@ -136,7 +131,7 @@ def test_a_run_of_a_version_not_known_here_is_held_until_one_comes_that_knows_it
     with pytest.raises(AssertionError, match="waited"):
         place.until("nothing", lambda: set(place.pods()) != {"job-shard-0-a1", "job-worker-0-r1", "job-worker-1-r1"}, seconds=2)
     assert place.status()["phase"] == "Running" and place.status()["internal"]["pinned"]["configFormat"] == 99
-    place.cluster.api.merge(path, {"status": {"internal": {"pinned": {"configFormat": 1, "wire": WIRE}}}})
+    place.lay(internal={"pinned": {"configFormat": 1, "wire": WIRE}})
     up(place, node, "job-shard-0-a2", "job-worker-0-r2")
 
 
@@ -172,8 +167,7 @@ def test_words_of_a_newer_operator_in_a_status_are_served_and_kept(fresh_control
         status["shards"][0]["state"] = "Migrating"
         status["conditions"] += [{"type": "QuotaReserved", "status": "Perhaps", "reason": "Q", "message": "q", "lastTransitionTime": at}]
         laid = {"phase": "Tuning", "standby": [1], "internal": {"pinned": {"torch": "9"}}, "workers": {"zones": {"a": 1}}}
-        path = place.path("pstrainingjobs", "job") + "/status"
-        place.cluster.api.merge(path, {"status": {**laid, "shards": status["shards"], "conditions": status["conditions"]}})
+        place.lay(**laid, shards=status["shards"], conditions=status["conditions"])
         operator.start()
         place.end("job-shard-0-a1", 1)
         assert image(place, "job-shard-0-a2") == OLD

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import psjob
 from psjob.api.slices import SampleStream, Slices, rounds_of
+from tests.support.forks import in_ranks
 
 SECONDS = 240
 MODELS: dict[str, torch.nn.Module] = {}
@@ -36,28 +37,8 @@ _epochs = 0
 def main() -> None:
     world, out, words = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     with tempfile.TemporaryDirectory(prefix="psjob-ddp-") as folder:
-        children = [_forked(rank, world, os.path.join(folder, "store"), out, words) for rank in range(world)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    raise SystemExit(max(codes, key=abs))
-
-
-def _forked(rank: int, world: int, store: str, out: str, words: list[str]) -> int:
-    """The process of a rank, by its number."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        _rank(rank, world, store, out, words)
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        code = in_ranks(world, lambda rank: _rank(rank, world, os.path.join(folder, "store"), out, words))
+    raise SystemExit(code)
 
 
 def _rank(rank: int, world: int, store: str, out: str, words: list[str]) -> None:

@@ -4,17 +4,21 @@ So they do with a worker and a shard killed.
 
 Each script of `idioms/` (see `cells`) runs with two workers and two shards, and in two processes that sum with gloo.
 Parameters must be equal within a tolerance.
+
+- A mistake in a script is one sentence with a remedy and the script's line, and ends the job: no line of psjob's own code is shown.
+- docs/scripts.md: its code runs in a job, and the scripts that it names are there.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.scripts.cells import SCRIPTS, WORKERS, command_of, manifest
+from tests.scripts.cells import SCRIPTS, WORKERS, command_of, manifest, scripts_of
 from tests.support import warm
 from tests.support.quick import rest_rotates
 
@@ -152,3 +156,44 @@ def test_what_differs_is_told_once(tmp_path: Path, case: str) -> None:
 def test_the_scripts_are_short() -> None:
     long = {name: count for name, script in SCRIPTS.items() if (count := len(script.text.splitlines())) > 60}
     assert not long
+
+
+MISTAKES = scripts_of(Path(__file__).parent / "mistakes.py")
+QUICK_MISTAKES = {"weights_by_hand", "a_lazy_module"}
+
+
+@pytest.mark.parametrize("case", rest_rotates(sorted(MISTAKES), QUICK_MISTAKES))
+def test_a_mistake_is_a_sentence(tmp_path: Path, case: str) -> None:
+    words = ["run", str(manifest(tmp_path, command_of(tmp_path, case, MISTAKES))), "--no-progress"]
+    code, output = warm.run(tmp_path, words, seconds=200)
+    said = MISTAKES[case].sentence
+    assert code == 1 and "Traceback" not in output and 'File "' not in output, output[-3000:]
+    lines = [line for line in output.splitlines() if said in line]
+    assert [line for line in lines if re.search(rf"\({case}\.py:\d+\)", line)] == lines, output[-3000:]
+    by_script = [line for line in lines if line.startswith("psjob: ")]
+    assert 1 <= len(by_script) <= 2, "by the worker that is shown, and by another one if that ended first"
+    assert len(lines) - len(by_script) <= 1, "a long sentence is shortened in the last line"
+    assert re.match(r"Failed: Refused: worker \d: ", output.splitlines()[-1]), output[-3000:]
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scripts.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"\n```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_a_block_of_the_page_runs_in_a_job(tmp_path: Path, number: int) -> None:
+    (tmp_path / "page.py").write_text(BLOCKS[number], encoding="utf-8")
+    job = manifest(tmp_path, ["page.py"])
+    code, output = warm.run(tmp_path, ["run", str(job), "--no-progress"])
+    assert code == 0 and "changed by hand" not in output, output[-3000:]
+    assert "Complete: 6 steps" in output
+    assert (
+        float(re.findall(r"^(?:\[.*\] )?(?:average|largest) (\S+)$", (tmp_path / "output.txt").read_text() + output, re.MULTILINE)[0]) < 0.5
+    )
+
+
+def test_the_scripts_of_the_page_are_those_that_are_tested() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+    named = {word for row in rows for word in re.findall(r"`([a-z_0-9]+)`", row.rsplit("|", 2)[1])}
+    assert len(named) > 50 and named <= set(SCRIPTS)

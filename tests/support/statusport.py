@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -43,8 +44,9 @@ class StatusPort:
         body = json.dumps(self.told(path)).encode()
         return 200, {ANSWER_HEADER: keys.answer(key, nonce, path, body)}, body
 
-    def serve(self, address: str, port: int = STATUS_PORT) -> ThreadingHTTPServer:
-        """Answer there, in threads, until the server that comes back is shut down."""
+    @contextlib.contextmanager
+    def serve(self, address: str, port: int = STATUS_PORT) -> Iterator[None]:
+        """Answer there, in threads, while the context lasts."""
         speaker = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,7 +66,11 @@ class StatusPort:
         server = ThreadingHTTPServer((address, port), Handler)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        return server
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
 
 
 def own_loopback() -> str:

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import Any, Final
 
 from hypothesis import strategies as st
 
 
-def named(text: str) -> dict[str, str]:
-    """By the name in the comment above it, each script."""
-    parts = (part.partition("\n") for part in text.split("\n# ")[1:])
-    return {name: body for name, _, body in parts}
+def cells(text: str) -> dict[str, str]:
+    """Scripts by name, of a text in the percent format: each begins with a line `# %% NAME`."""
+    return dict(re.findall(r"^# %% (.+)((?:\n(?!# %% ).*)+)", text, re.MULTILINE))
 
 
-LOOPS: Final = named("""
-# a loop
-for epoch in range(3):
-    for i, b in enumerate(loader):
-        step(b, i)
-# a loop of ps.epochs
+def each(target: str, over: str, step: str, epochs: int = 0) -> str:
+    """A loop that makes a step with each of what it goes over, in so many epochs; 0: in none."""
+    loop = f"for {target} in {over}:\n    step({step})\n"
+    return "\n" + (f"for epoch in range({epochs}):\n" + textwrap.indent(loop, "    ") if epochs else loop)
+
+
+LOOPS: Final = {
+    "a loop": each("i, b", "enumerate(loader)", "b, i", 3),
+    "gradients are accumulated": each("i, b", "enumerate(loader)", "b, i, last=i % 2 == 1", 3),
+    "progress": each("i, b", "enumerate(tqdm(loader, disable=True))", "b, i", 2),
+    "progress of an enumerate": each("i, b", "tqdm(enumerate(loader), disable=True)", "b, i", 2),
+    "enumerates in each other": each("j, (i, b)", "enumerate(enumerate(loader))", "b, i, j"),
+    "zip with the shorter one behind": each("b, c", "zip(other, loader)", "b, c", 2),
+    "progress of a counted zip": each("i, (b, c)", "enumerate(tqdm(zip(loader, other), disable=True))", "b, c, i", 2),
+    "a strict zip": each("b, c", "zip(loader, loader, strict=True)", "b, c", 3),
+    "zip of what counts": each("(i, b), (j, c)", "zip(enumerate(loader), enumerate(other))", "b, c, i, j", 2),
+    "zip of progress": each("b, c", "zip(tqdm(loader, disable=True), tqdm(other, disable=True))", "b, c", 2),
+    "zip with numbers": each("b, i", "zip(tqdm(loader, disable=True), range(100))", "b, i"),
+    "a part of a pass": each("b", "itertools.islice(tqdm(loader, disable=True), 4)", "b"),
+    "one after the other": each("i, b", "enumerate(itertools.chain(loader, other))", "b, i"),
+    "a look in each step": each("b", "loader", "b, next(iter(other))", 2),
+    "a step of nothing except looks": each("n", "range(8)", "next(iter(loader)), n"),
+    "all of an epoch at once": each("b", "list(loader)", "b", 3),
+    **cells("""
+# %% a loop of ps.epochs
 for epoch in ps.epochs(3):
     for i, b in enumerate(loader, 1):
         step(b, i)
     with torch.no_grad():
         for v in val:
             pass
-# batches are left out
+# %% batches are left out
 for epoch in range(3):
     for b in loader:
         if int(b) == 3:
             continue
         step(b)
-# a loop is left
+# %% a loop is left
 for epoch in range(3):
     for i, b in enumerate(loader):
         step(b, i)
@@ -40,7 +60,7 @@ for epoch in range(3):
     with torch.no_grad():
         for v in val:
             break
-# rounds of a `while`
+# %% rounds of a `while`
 for turn in range(2):
     n = 0
     while n < 12:
@@ -51,7 +71,7 @@ for turn in range(2):
             for v in val:
                 pass
 note((turn, n))
-# one `while` after another
+# %% one `while` after another
 n = 0
 while n < 12:
     for b in loader:
@@ -67,7 +87,7 @@ while n < 12:
         n += 1
     shown = next(iter(val))
 note(n)
-# a `while` counts in passes, and a `for` continues
+# %% a `while` counts in passes, and a `for` continues
 n = 0
 while n < 12:
     for i, b in enumerate(loader):
@@ -78,7 +98,7 @@ for epoch in range(3):
         step(b, i, n)
         n += 1
 note(n)
-# passes of a `while` are left
+# %% passes of a `while` are left
 n = best = 0
 while n < 12:
     losses = []
@@ -90,7 +110,7 @@ while n < 12:
             break
     best = max(best, sum(losses) / len(losses))
 note((n, best))
-# passes of a `while` are left in a function
+# %% passes of a `while` are left in a function
 def part(n):
     for b in tqdm(loader, disable=True):
         step(b, n)
@@ -102,7 +122,7 @@ n = 0
 while n < 12:
     n = part(n)
 note(n)
-# passes of two loaders are left in a `while`
+# %% passes of two loaders are left in a `while`
 n = m = 0
 while n + m < 20:
     for b, c in zip(loader, other):
@@ -116,7 +136,7 @@ while n + m < 20:
         if m % 3 == 2:
             break
 note((n, m))
-# a number decides what follows
+# %% a number decides what follows
 n = 0
 while True:
     for b in loader:
@@ -130,80 +150,36 @@ while True:
 for b in other:
     step(b, n)
 note(n)
-# gradients are accumulated
-for epoch in range(3):
-    for i, b in enumerate(loader):
-        step(b, i, last=i % 2 == 1)
-# gradients are accumulated from pass to pass
+# %% gradients are accumulated from pass to pass
 n = 0
 for epoch in range(3):
     for b in loader:
         n += 1
         step(b, n, last=n % 4 == 0)
-# progress
-for epoch in range(2):
-    for i, b in enumerate(tqdm(loader, disable=True)):
-        step(b, i)
-# progress of an enumerate
-for epoch in range(2):
-    for i, b in tqdm(enumerate(loader), disable=True):
-        step(b, i)
-# enumerates in each other
-for j, (i, b) in enumerate(enumerate(loader)):
-    step(b, i, j)
-# zip
+# %% zip
 for epoch in range(3):
     for b, c in zip(loader, other):
         step(b, c)
     with torch.no_grad():
         for v in val:
             pass
-# zip with the shorter one behind
-for epoch in range(2):
-    for b, c in zip(other, loader):
-        step(b, c)
-# progress of a counted zip
-for epoch in range(2):
-    for i, (b, c) in enumerate(tqdm(zip(loader, other), disable=True)):
-        step(b, c, i)
-# a strict zip
-for epoch in range(3):
-    for b, c in zip(loader, loader, strict=True):
-        step(b, c)
-# zip of what counts
-for epoch in range(2):
-    for (i, b), (j, c) in zip(enumerate(loader), enumerate(other)):
-        step(b, c, i, j)
-# zip of progress
-for epoch in range(2):
-    for b, c in zip(tqdm(loader, disable=True), tqdm(other, disable=True)):
-        step(b, c)
-# zip with numbers
-for b, i in zip(tqdm(loader, disable=True), range(100)):
-    step(b, i)
-# a part of a pass
-for b in itertools.islice(tqdm(loader, disable=True), 4):
-    step(b)
-# one after the other
-for i, b in enumerate(itertools.chain(loader, other)):
-    step(b, i)
-# loaders in turn
+# %% loaders in turn
 for k, data in enumerate((loader, other)):
     for i, b in enumerate(data):
         step(b, k, i)
-# the same loader again and again
+# %% the same loader again and again
 for i, b in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
     if i >= 14:
         break
     step(b, i)
-# one function for all
+# %% one function for all
 def train(batches):
     for b in batches:
         step(b)
 
 train(loader)
 train(itertools.islice(loader, 4))
-# a generator that gives each batch twice
+# %% a generator that gives each batch twice
 def twice(batches):
     for b in batches:
         yield b
@@ -211,7 +187,7 @@ def twice(batches):
 
 for i, b in enumerate(twice(loader)):
     step(b, i)
-# a generator that ends early
+# %% a generator that ends early
 def limited(batches, most):
     for i, b in enumerate(batches):
         if i >= most:
@@ -221,12 +197,12 @@ def limited(batches, most):
 for epoch in range(3):
     for i, b in limited(loader, 4):
         step(b, i)
-# a look before the loop
+# %% a look before the loop
 shown = next(iter(loader))
 for epoch in range(3):
     for b in loader:
         step(b)
-# iterators that are kept for looks
+# %% iterators that are kept for looks
 looks = iter(loader)
 shown = next(looks)
 for epoch in range(3):
@@ -234,7 +210,7 @@ for epoch in range(3):
         step(b)
     looks = iter(val)
     shown = next(looks)
-# a look in the first step
+# %% a look in the first step
 for epoch in range(3):
     for i, b in enumerate(loader):
         step(b)
@@ -243,14 +219,7 @@ for epoch in range(3):
     with torch.no_grad():
         for v in val:
             pass
-# a look in each step
-for epoch in range(2):
-    for b in loader:
-        step(b, next(iter(other)))
-# a step of nothing except looks
-for n in range(8):
-    step(next(iter(loader)), n)
-# an evaluation in the body, and one after it
+# %% an evaluation in the body, and one after it
 n = 0
 for epoch in range(3):
     for b in loader:
@@ -265,7 +234,7 @@ for epoch in range(3):
     with torch.no_grad():
         for v in val:
             pass
-# an evaluation by calls
+# %% an evaluation by calls
 for epoch in range(3):
     for b in loader:
         step(b)
@@ -274,40 +243,40 @@ for epoch in range(3):
         model.eval()
         seen = [int(next(batches)) for _ in range(3)]
         model.train()
-# other data beside, by calls
+# %% other data beside, by calls
 beside = iter(other)
 for b in loader:
     step(b, next(beside))
-# other data beside in each epoch
+# %% other data beside in each epoch
 for epoch in ps.epochs(3):
     beside = iter(other)
     for b in loader:
         step(b, next(beside))
-# now and then a batch of other data
+# %% now and then a batch of other data
 extra = iter(other)
 for epoch in range(2):
     for i, b in enumerate(loader):
         step(b)
         if i % 3 == 2:
             step(next(extra))
-# a step after each pass
+# %% a step after each pass
 extra = iter(other)
 for epoch in range(3):
     for b in loader:
         step(b)
     step(next(extra))
-# a step after each pass of ps.epochs
+# %% a step after each pass of ps.epochs
 extra = iter(other)
 for epoch in ps.epochs(3):
     for b in loader:
         step(b)
     step(next(extra))
-# two iterators in a while loop
+# %% two iterators in a while loop
 one, two, n = iter(loader), iter(other), 0
 while n < 6:
     step(next(one), next(two), n)
     n += 1
-# an iterator that begins again by itself
+# %% an iterator that begins again by itself
 class Batches:
     def __init__(self):
         self.at = iter(loader)
@@ -323,7 +292,7 @@ batches, n = Batches(), 0
 while n < 14:
     step(next(batches), n)
     n += 1
-# endless generators
+# %% endless generators
 def endless(data):
     while True:
         for b in data:
@@ -333,7 +302,7 @@ one, two, n = endless(loader), endless(other), 0
 while n < 14:
     step(next(one), next(two), n)
     n += 1
-# endless generators through ps.epochs
+# %% endless generators through ps.epochs
 def endless(data):
     while True:
         yield from data
@@ -342,7 +311,7 @@ one, two = endless(loader), endless(other)
 for epoch in ps.epochs(4):
     for _ in range(4):
         step(next(one), next(two))
-# a while loop around passes
+# %% a while loop around passes
 n = 0
 while n < 14:
     for b in loader:
@@ -350,14 +319,14 @@ while n < 14:
         n += 1
         if n >= 14:
             break
-# a while loop around calls
+# %% a while loop around calls
 n = 0
 while n < 14:
     batches = iter(loader)
     for _ in range(3):
         step(next(batches), n)
         n += 1
-# functions
+# %% functions
 def evaluate(data):
     with torch.no_grad():
         for k, v in enumerate(data):
@@ -373,11 +342,7 @@ def train(epoch):
 for epoch in range(3):
     train(epoch)
     evaluate(val)
-# all of an epoch at once
-for epoch in range(3):
-    for b in list(loader):
-        step(b)
-# a phase that reads all at once, before ps.epochs
+# %% a phase that reads all at once, before ps.epochs
 n = 0
 for b in list(loader):
     step(b, n)
@@ -387,7 +352,7 @@ for epoch in ps.epochs(2):
         step(b, n)
         n += 1
 note(n)
-# other data beside a zip, by calls
+# %% other data beside a zip, by calls
 beside = iter(other)
 for epoch in range(2):
     for b, c in zip(loader, other):
@@ -395,7 +360,7 @@ for epoch in range(2):
         step(next(beside))
         if int(c) % 2:
             beside = iter(other)
-# gradients are accumulated from epoch to epoch
+# %% gradients are accumulated from epoch to epoch
 n = 0
 for epoch in ps.epochs(3):
     for b in loader:
@@ -407,7 +372,7 @@ for b in loader:
     n += 1
     step(b, n, last=n % 2 == 0)
 note(n)
-# numbers of the data before ps.epochs
+# %% numbers of the data before ps.epochs
 mean = count = 0
 for b in loader:
     mean, count = mean + float(b), count + 1
@@ -420,7 +385,7 @@ for _ in range(2):
 for epoch in ps.epochs(3):
     for i, b in enumerate(loader):
         step(b, i, mean * 100)
-# a phase of another kind before ps.epochs
+# %% a phase of another kind before ps.epochs
 n = 0
 for epoch in range(2):
     for b in list(loader):
@@ -433,7 +398,7 @@ for epoch in ps.epochs(2):
         step(b, n)
         n += 1
 note(n)
-# a phase with evaluations before ps.epochs
+# %% a phase with evaluations before ps.epochs
 n = 0
 for epoch in range(2):
     for b in loader:
@@ -448,7 +413,7 @@ for epoch in range(2):
 for epoch in ps.epochs(2):
     for i, b in enumerate(other):
         step(b, i)
-# a step after a phase, before ps.epochs
+# %% a step after a phase, before ps.epochs
 extra, n = iter(other), 0
 for b in loader:
     step(b, n)
@@ -459,7 +424,7 @@ for epoch in ps.epochs(3):
         step(b, n)
         n += 1
 note(n)
-# two phases
+# %% two phases
 for epoch in ps.epochs(2):
     for b in loader:
         step(b)
@@ -467,14 +432,14 @@ shown = next(iter(val))
 for epoch in ps.epochs(2):
     for i, b in enumerate(other):
         step(b, i)
-# a hidden state
+# %% a hidden state
 hidden = torch.zeros(5)
 for epoch in range(3):
     for b in loader:
         hidden = (hidden * 0.5 + b).detach()
         out = torch.full((9000,), float(b))
         step(b, 8 * hidden.sum(), out[0])
-# a hidden state that begins with each epoch
+# %% a hidden state that begins with each epoch
 out = None
 for epoch in range(3):
     hidden = None
@@ -482,13 +447,13 @@ for epoch in range(3):
         hidden = b + (torch.zeros(5) if hidden is None else hidden * 0.5)
         out = torch.full((9000,), float(b))
         step(b, 8 * hidden.sum(), out[0])
-# a wide hidden state in ps.state
+# %% a wide hidden state in ps.state
 state = ps.state(hidden=torch.zeros(9000))
 for epoch in range(3):
     for b in loader:
         state.hidden = state.hidden * 0.5 + b
         step(b, 8 * state.hidden[0])
-# lists are made one batch ahead
+# %% lists are made one batch ahead
 for epoch in range(3):
     batches = iter(loader)
     read = next(batches, None)
@@ -497,27 +462,27 @@ for epoch in range(3):
         read = next(batches, None)
         made, following = following, None if read is None else [torch.ones(3) * read, torch.ones(2)]
         step(made[0][0])
-# an order of each epoch
+# %% an order of each epoch
 for epoch in range(3):
     order = torch.arange(9000).roll(epoch)
     for b in loader:
         step(b, order[int(b)])
-# an order that each epoch draws
+# %% an order that each epoch draws
 for epoch in ps.epochs(3):
     order = torch.randperm(9000)
     for b in loader:
         step(b, order[int(b)])
-# two batches for each step
+# %% two batches for each step
 for epoch in ps.epochs(3):
     batches = iter(loader)
     for a, b in zip(batches, batches):
         step(a, b)
-# two batches for each step, and the pass is not seen to end
+# %% two batches for each step, and the pass is not seen to end
 for epoch in ps.epochs(3):
     batches = iter(loader)
     for _ in range(3):
         step(next(batches), next(batches))
-# a batch is used again after its step
+# %% a batch is used again after its step
 def twice():
     for b in loader:
         yield b
@@ -527,7 +492,7 @@ for epoch in ps.epochs(2):
     for b in twice():
         n += 1
         step(b, n, last=n % 3 == 0)
-# gradients are accumulated over an evaluation
+# %% gradients are accumulated over an evaluation
 n = 0
 for epoch in range(3):
     for b in loader:
@@ -536,14 +501,14 @@ for epoch in range(3):
     with torch.no_grad():
         for v in val:
             pass
-# two batches for each step, and the loop is left
+# %% two batches for each step, and the loop is left
 for epoch in ps.epochs(3):
     batches = iter(loader)
     for a, b in zip(batches, batches):
         step(a, b)
         if epoch == 1:
             break
-# batches of an iterator are used in the next epoch
+# %% batches of an iterator are used in the next epoch
 for _ in range(2):
     for b in loader:
         step(b)
@@ -553,13 +518,13 @@ for epoch in ps.epochs(3):
         if len(waiting) < 2:
             waiting += [next(batches), next(batches), next(batches)]
         step(b, waiting.pop(0))
-# a curriculum in ps.state
+# %% a curriculum in ps.state
 state = ps.state(stage=0)
 for epoch in ps.epochs(4):
     for b in loader if state.stage % 2 == 0 else other:
         step(b, state.stage)
     state.stage += 1
-# what decides is between the passes
+# %% what decides is between the passes
 n = best = 0
 for epoch in range(4):
     for b in loader:
@@ -568,7 +533,7 @@ for epoch in range(4):
         best = max(best, n)
     if n >= 12:
         break
-# means of each pass, by functions
+# %% means of each pass, by functions
 def trained():
     total, n = 0.0, 0
     for b in loader:
@@ -586,7 +551,7 @@ for epoch in range(4):
     if bad > 2:
         break
 note((round(best, 3), bad))
-# lists of each pass
+# %% lists of each pass
 for epoch in range(3):
     losses, read = [], {"all": []}
     for b in loader:
@@ -594,28 +559,29 @@ for epoch in range(3):
         losses.append(torch.tensor(float(b)))
         read["all"].append(int(b))
     note((float(torch.stack(losses).mean()), max(read["all"])))
-# a tail that counts
+# %% a tail that counts
 state = ps.state(passes=0)
 for epoch in range(4):
     for b in loader:
         step(b, state.passes)
     state.passes += 1
 note(state.passes)
-# steps are counted in ps.state
+# %% steps are counted in ps.state
 state = ps.state(n=0)
 for epoch in ps.epochs(3):
     for b in loader:
         state.n += 1
         step(b, state.n)
-""")
-REFUSED: Final = named("""
-# loaders in turn by a count of passes
+"""),
+}
+REFUSED: Final = cells("""
+# %% loaders in turn by a count of passes
 which = 0
 for epoch in range(4):
     for b in (loader, other)[which]:
         step(b)
     which = 1 - which
-# a chain of loaders that is left
+# %% a chain of loaders that is left
 n = 0
 for epoch in range(3):
     for b in itertools.chain(ps.shard(loader.loader), ps.shard(loader.loader)):
@@ -623,37 +589,38 @@ for epoch in range(3):
         step(b)
         if n % 4 == 0:
             break
-# a wide hidden state
+# %% a wide hidden state
 hidden = torch.zeros(9000)
 for epoch in range(3):
     for b in loader:
         hidden = hidden * 0.5 + b
         step(b, 8 * hidden[0])
-# a wide hidden state in an epoch of ps.epochs
+# %% a wide hidden state in an epoch of ps.epochs
 for epoch in ps.epochs(3):
     hidden = torch.zeros(9000)
     for b in loader:
         hidden = hidden * 0.5 + b
         step(b, 8 * hidden[0])
-# a batch is read for the next epoch
+# %% a batch is read for the next epoch
 batches = iter(itertools.chain(loader, other))
 following = next(batches)
 for epoch in ps.epochs(3):
     for _ in range(4):
         b, following = following, next(batches)
         step(b)
-# two iterators in one line
+# %% two iterators in one line
 both = None
 for epoch in ps.epochs(4):
     if both is None:
         both = [iter(loader), iter(other)]
     step(*[next(each) for each in both])
 """)
-REFUSED_ITSELF: Final = {
+"""Loops that a restart could not find again."""
+SAYS: Final = {
     "a batch is read for the next epoch": "asked before ps.epochs began",
     "two iterators in one line": "was made in an epoch of ps.epochs, and continues in another one",
 }
-"""Of these the script is refused, with a part of the sentence; of the others a restart is."""
+"""A part of the sentence, if the script itself is refused and not its restart."""
 
 
 _COUNTING: Final = """

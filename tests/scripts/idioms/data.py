@@ -49,10 +49,7 @@ loader = {
     "drop_last": lambda: DataLoader(draws.Subset(data, range(43)), batch_size=4, shuffle=True, drop_last=True),
     "uneven": lambda: DataLoader(draws.Subset(data, range(41)), batch_size=8, shuffle=True),
 }[sys.argv[1]]()
-for inputs, targets in ps.shard(loader):
-    optimizer.zero_grad()
-    nn.functional.mse_loss(model(inputs), targets).backward()
-    optimizer.step()
+# and the loop over ps.shard(loader)
 
 # %% weighted_sampler: Rare classes drawn more often.
 x = torch.randn(60, 4)
@@ -69,19 +66,12 @@ for _ in range(2):
         optimizer.step()
 
 # %% distributed_sampler: A script that was written for DDP: its sampler is left in, and set_epoch is called.
-x = torch.randn(44, 4)
-data = TensorDataset(x, x.sum(1, keepdim=True))
 sampler = DistributedSampler(data, num_replicas=ps.world(), rank=ps.rank())
 loader = ps.shard(DataLoader(data, batch_size=4, sampler=sampler))
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 model, optimizer = ps.attach(model, optimizer)
-for epoch in range(2):
-    sampler.set_epoch(epoch)
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop over loader
+# before each epoch:
+sampler.set_epoch(epoch)  # noqa: F821
 
 
 # %% bucket_batches: Batches of sentences of like length, padded by a collate function.
@@ -126,11 +116,7 @@ def joined(samples):
 
 options = {"num_workers": 2, "persistent_workers": True, "worker_init_fn": begin, "collate_fn": joined, "prefetch_factor": 2}
 loader = ps.shard(DataLoader(data, batch_size=4, shuffle=True, **options))
-for _ in range(2):
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop over loader
 
 
 # %% loader_processes: Two loader processes that stay, pinned memory asked for, noise drawn for each sample, and drop_last.
@@ -146,12 +132,9 @@ model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer = ps.attach(model, optimizer)
 loader = ps.shard(DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True, drop_last=True))
-for _ in range(2):
-    for inputs, targets in loader:
-        assert len(inputs) == 4
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop over loader
+# before each step:
+assert len(inputs) == 4
 
 
 # %% stream: An IterableDataset that shuffles in a buffer, read by two loader processes.

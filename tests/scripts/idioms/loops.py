@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import psjob as ps
@@ -144,19 +143,14 @@ for _ in range(3):
         optimizer.step()
 
 # %% looks_at_a_batch: One batch is looked at before training, to find the shape of the first layer.
-x = torch.randn(40, 7)
-loader = ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True))
+data = TensorDataset(torch.randn(40, 7), torch.randn(40, 1))
+loader = ps.shard(DataLoader(data, batch_size=4, shuffle=True))
 inputs, _ = next(iter(loader))
 torch.manual_seed(27)
 model = nn.Linear(inputs.shape[1], 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-model, optimizer = ps.attach(model, optimizer)
+model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
 assert next(iter(loader))[0].shape[1] == 7
-for _ in range(2):
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop over loader
 
 # %% accumulation_modulo: Gradient accumulation; 25 batches on two workers do not come out even.
 x = torch.randn(50, 6)
@@ -192,19 +186,8 @@ for _ in range(2):
         optimizer.zero_grad()
 
 # %% accumulation_length: Gradient accumulation; 25 batches on two workers do not come out even.
-x = torch.randn(50, 6)
-model = nn.Linear(6, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer = ps.attach(model, optimizer)
-loader = ps.shard(DataLoader(TensorDataset(x, x[:, :2] * 2), batch_size=2, shuffle=True))
-for _ in range(2):
-    optimizer.zero_grad()
-    for i, (inputs, targets) in enumerate(loader):
-        loss = nn.functional.mse_loss(model(inputs), targets) / 4
-        loss.backward()
-        if (i + 1) % 4 == 0 or i + 1 == len(loader):
-            optimizer.step()
-            optimizer.zero_grad()
+# as accumulation_modulo
+# with `if (i + 1) % 4 == 0 or i + 1 == len(loader):` for `if (i + 1) % 4 == 0:`
 
 # %% several_steps_a_batch: A few optimizer steps on each batch, as PPO makes them.
 states, advantages = torch.randn(44, 4), torch.randn(44, 1)
@@ -242,8 +225,7 @@ class Heads(nn.Module):
         return self.value(h), self.kind(h)
 
 
-x = torch.randn(36, 6)
-data = TensorDataset(x, x.sum(1, keepdim=True), torch.randint(0, 3, (36,)))
+data = TensorDataset(x, x.sum(1, keepdim=True), torch.randint(0, 3, (48,)))
 model = Heads()
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
 model, optimizer = ps.attach(model, optimizer)
@@ -256,13 +238,9 @@ for _ in range(2):
         optimizer.step()
 
 # %% checkpointing: Activations are computed again in the backward pass.
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-model, optimizer = ps.attach(model, optimizer)
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(checkpoint(model, inputs, use_reentrant=False), targets).backward()
-        optimizer.step()
+model, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=1e-2))
+# and the loop
+# with `torch.utils.checkpoint.checkpoint(model, inputs, use_reentrant=False)` for `model(inputs)`
 
 # %% gradient_penalty: A penalty on the gradient by the input.
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -338,11 +316,8 @@ for (batch,) in ps.shard(DataLoader(TensorDataset(series), batch_size=4)):
     optimizer.step()
 
 # %% early_stopping: Early stopping on a held-out loss that every rank computes alike.
-x = torch.randn(40, 4)
 known, held = TensorDataset(x[:32], x[:32].sum(1, keepdim=True)), (x[32:], x[32:].sum(1, keepdim=True))
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-model, optimizer = ps.attach(model, optimizer)
+model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.2))
 best, patience = float("inf"), 2
 for _epoch in range(30):
     for inputs, targets in ps.shard(DataLoader(known, batch_size=4, shuffle=True)):
@@ -359,70 +334,55 @@ for _epoch in range(30):
         break
 
 # %% rank0_evaluates_and_saves: Evaluation and saving only on rank 0, each epoch.
-x = torch.randn(50, 4)
-known, held = TensorDataset(x[:40], x[:40].sum(1, keepdim=True)), DataLoader(TensorDataset(x[40:], x[40:].sum(1, keepdim=True)))
-model = nn.Linear(4, 1)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-model, optimizer = ps.attach(model, optimizer)
-for epoch in range(3):
-    model.train()
-    for inputs, targets in ps.shard(DataLoader(known, batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    if ps.is_first():
-        model.eval()
-        with torch.no_grad():
-            loss = sum(nn.functional.mse_loss(model(inputs), targets).item() for inputs, targets in held) / len(held)
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, f"epoch{epoch}.pt")
-        print(f"epoch {epoch} loss {loss:.3f}")
+data, held = TensorDataset(x[:40], x[:40].sum(1, keepdim=True)), DataLoader(TensorDataset(x[40:], x[40:].sum(1, keepdim=True)))
+model, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=0.05))
+# and the loop
+# before each epoch:
+model.train()
+# after each epoch:
+if ps.is_first():
+    model.eval()
+    with torch.no_grad():
+        loss = sum(nn.functional.mse_loss(model(inputs), targets).item() for inputs, targets in held) / len(held)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, f"epoch{epoch}.pt")
+    print(f"epoch {epoch} loss {loss:.3f}")
 
 # %% resumes_by_itself: The script loads its own checkpoint where there is one, and saves one at each epoch.
 if Path("own.pt").exists():
     model.load_state_dict(torch.load("own.pt"))
 model, optimizer = ps.attach(model, optimizer)
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    if ps.is_first():
-        torch.save(model.state_dict(), "own.pt")
+# and the loop
+# after each epoch:
+if ps.is_first():
+    torch.save(model.state_dict(), "own.pt")
 
 # %% saves_the_whole_model: torch.save of the model itself, and of a copy of it.
 model, optimizer = ps.attach(model, optimizer)
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop
+# at the end:
 if ps.is_first():
     torch.save(model, "model.pt")
     again = torch.load("model.pt", weights_only=False)
     assert torch.equal(again(x), model(x)) and torch.equal(copy.deepcopy(model)(x), model(x))
 
 # %% kfold: Cross-validation: a model for each fold, all attached by name before the first one is run.
-x = torch.randn(40, 6)
-data = TensorDataset(x, x.sum(1, keepdim=True))
 folds = []
 for fold in range(2):
     model = nn.Linear(6, 1)
     folds.append(ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05), name=f"fold{fold}"))
 for fold, (model, optimizer) in enumerate(folds):
     held = range(fold * 20, fold * 20 + 20)
-    for inputs, targets in ps.shard(DataLoader(Subset(data, [i for i in range(40) if i not in held]), batch_size=4)):
+    for inputs, targets in ps.shard(DataLoader(Subset(data, [i for i in range(48) if i not in held]), batch_size=4)):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
 
 # %% kfold_in_one_process: Cross-validation: a new model for each fold in one process.
-x = torch.randn(40, 6)
-data = TensorDataset(x, x.sum(1, keepdim=True))
 for fold in range(2):
     held = range(fold * 20, fold * 20 + 20)
     model = nn.Linear(6, 1)
     model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
-    for inputs, targets in ps.shard(DataLoader(Subset(data, [i for i in range(40) if i not in held]), batch_size=4)):
+    for inputs, targets in ps.shard(DataLoader(Subset(data, [i for i in range(48) if i not in held]), batch_size=4)):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()

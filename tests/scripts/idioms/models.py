@@ -141,7 +141,7 @@ for i, (inputs,) in enumerate(ps.shard(DataLoader(TensorDataset(x), batch_size=4
 class Gated(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.first, self.second, self.out = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 1)
 
     def forward(self, x):
         h = torch.tanh(self.first(x))
@@ -150,15 +150,10 @@ class Gated(nn.Module):
         return self.out(h)
 
 
-x = torch.randn(48, 4)
 model = Gated()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 model, optimizer = ps.attach(model, optimizer)
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop
 
 
 # %% frozen_and_tied: A frozen backbone and an output layer tied to the embedding.
@@ -188,19 +183,14 @@ for _ in range(2):
         optimizer.step()
 
 # %% unfreezes_later: A backbone that is frozen in the first epoch; the optimizer has all parameters from the beginning.
-x = torch.randn(48, 4)
-model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 model[0].requires_grad_(False)
 model, optimizer = ps.attach(model, optimizer)
-loader = ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True))
-for epoch in range(3):
-    if epoch == 1:
-        model[0].requires_grad_(True)
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop
+# with `range(3)` for `range(2)`
+# before each epoch:
+if epoch == 1:  # noqa: F821
+    model[0].requires_grad_(True)
 
 
 # %% lora: Frozen layers, with matrices of low rank that are trained beside them.
@@ -233,17 +223,12 @@ model, optimizer = ps.attach(model, optimizer)
 
 # %% functional_call: The model's parameters are given to functional_call.
 model, optimizer = ps.attach(model, optimizer)
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(functional_call(model, dict(model.named_parameters()), (inputs,)), targets).backward()
-        optimizer.step()
+# and the loop
+# with `functional_call(model, dict(model.named_parameters()), (inputs,))` for `model(inputs)`
 
 # %% gradients_by_functions: Gradients by torch.func in place of backward.
 # arguments: grad vmap
-x, y = torch.randn(48, 4), torch.randn(48, 1)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+model, optimizer = ps.attach(model, optimizer)
 
 
 def loss_of(weights, inputs, targets):
@@ -251,7 +236,7 @@ def loss_of(weights, inputs, targets):
 
 
 for _epoch in ps.epochs(2):
-    for inputs, targets in ps.shard(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 4, shuffle=True)):
+    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
         weights = {name: p.detach() for name, p in model.named_parameters()}
         if sys.argv[1] == "grad":
             found, _ = grad_and_value(loss_of)(weights, inputs, targets)
@@ -263,16 +248,10 @@ for _epoch in ps.epochs(2):
         optimizer.step()
 
 # %% compiled: torch.compile, with a backend that needs no compiler.
-x = torch.randn(40, 4)
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-model, optimizer = ps.attach(model, optimizer)
+model, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=1e-2))
 fast = torch.compile(model, backend="aot_eager")
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(fast(inputs), targets).backward()
-        optimizer.step()
+# and the loop
+# with `fast(inputs)` for `model(inputs)`
 
 # %% compiled_before_attach: torch.compile first, attach then.
 model = torch.compile(model, backend="aot_eager")
@@ -280,12 +259,9 @@ model, optimizer = ps.attach(model, optimizer)
 # and the loop
 
 # %% autocast_bfloat16: Mixed precision in bfloat16, without a scaler.
-x = torch.randn(48, 8)
-model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-model, optimizer = ps.attach(model, optimizer)
+model, optimizer = ps.attach(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
 for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)):
+    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = nn.functional.mse_loss(model(inputs).float(), targets)
         optimizer.zero_grad()
@@ -293,14 +269,10 @@ for _ in range(2):
         optimizer.step()
 
 # %% bfloat16_parameters: A model whose parameters are bfloat16, as large ones are kept.
-x = torch.randn(48, 6).bfloat16()
-model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).bfloat16()
+x, model = x.bfloat16(), model.bfloat16()
+data = TensorDataset(x, x.sum(1, keepdim=True))
 model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop
 
 
 # %% double_precision: Parameters in float64, of odd shapes: a number, an empty tensor, four dimensions, a transposed one.
@@ -314,15 +286,11 @@ class Odd(nn.Module):
         return self.scale * (x @ self.turned).sum(1) * self.cube.sum() + self.empty.sum()
 
 
-model = Odd().double()
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-model, optimizer = ps.attach(model, optimizer)
 x = torch.randn(40, 3, dtype=torch.float64)
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1)), batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+data = TensorDataset(x, x.sum(1))
+model = Odd().double()
+model, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=1e-2))
+# and the loop
 
 
 # %% complex_parameters: A layer with a complex parameter.
@@ -335,72 +303,36 @@ class Wave(nn.Module):
         return (x.to(torch.complex64) @ self.weight).abs()
 
 
+data = TensorDataset(x, torch.ones(48, 2))
 model = Wave()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-model, optimizer = ps.attach(model, optimizer)
-for inputs, _ in ps.shard(DataLoader(TensorDataset(x, x), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    (model(inputs) - 1).pow(2).mean().backward()
-    optimizer.step()
-
+model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+# and the loop
 
 # %% complex_as_real: A complex layer whose parameter is real: the pairs of numbers that make it up.
-class Wave(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.view_as_real(torch.randn(6, 2, dtype=torch.complex64)))
-
-    def forward(self, x):
-        return (x.to(torch.complex64) @ torch.view_as_complex(self.weight)).abs()
-
-
-model = Wave()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-model, optimizer = ps.attach(model, optimizer)
-for inputs, _ in ps.shard(DataLoader(TensorDataset(x, x), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    (model(inputs) - 1).pow(2).mean().backward()
-    optimizer.step()
+# as complex_parameters
+# with `torch.view_as_real(torch.randn(6, 2, dtype=torch.complex64))` for `torch.randn(6, 2, dtype=torch.complex64)`
+# with `torch.view_as_complex(self.weight)).abs()` for `self.weight).abs()`
 
 # %% dense_gradients: An embedding with dense gradients.
-ids = torch.randint(0, 20, (48, 3))
+data = TensorDataset(torch.randint(0, 20, (48, 3)), torch.zeros(48, 4))
 model = nn.EmbeddingBag(20, 4, mode="sum")
-optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-model, optimizer = ps.attach(model, optimizer)
-for (inputs,) in ps.shard(DataLoader(TensorDataset(ids), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    model(inputs).pow(2).mean().backward()
-    optimizer.step()
+model, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=0.1))
+# and the loop
 
 # %% sparse_gradients: An embedding with sparse gradients.
-ids = torch.randint(0, 20, (48, 3))
-model = nn.EmbeddingBag(20, 4, sparse=True, mode="sum")
-optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
-model, optimizer = ps.attach(model, optimizer)
-for (inputs,) in ps.shard(DataLoader(TensorDataset(ids), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    model(inputs).pow(2).mean().backward()
-    optimizer.step()
+# as dense_gradients
+# with `nn.EmbeddingBag(20, 4, sparse=True, mode="sum")` for `nn.EmbeddingBag(20, 4, mode="sum")`
+# with `torch.optim.SparseAdam` for `torch.optim.Adam`
 
 # %% sparse_gradients_of_adagrad: An embedding with sparse gradients, and an optimizer of which a dense step is the same.
-ids = torch.randint(0, 20, (48, 3))
-model = nn.EmbeddingBag(20, 4, sparse=True, mode="sum")
-optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-model, optimizer = ps.attach(model, optimizer)
-for (inputs,) in ps.shard(DataLoader(TensorDataset(ids), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    model(inputs).pow(2).mean().backward()
-    optimizer.step()
+# as sparse_gradients
+# with `torch.optim.Adagrad` for `torch.optim.SparseAdam`
 
 # %% embedding_max_norm: An embedding that brings its rows to a norm while it looks them up.
-ids = torch.randint(0, 20, (48, 3))
+data = TensorDataset(torch.randint(0, 20, (48, 3)), torch.zeros(48, 1))
 model = nn.Sequential(nn.Embedding(20, 4, max_norm=1.0), nn.Flatten(), nn.Linear(12, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-model, optimizer = ps.attach(model, optimizer)
-for (inputs,) in ps.shard(DataLoader(TensorDataset(ids), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    model(inputs).pow(2).mean().backward()
-    optimizer.step()
+model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.5))
+# and the loop
 
 
 # %% embedding_normed_in_forward: Rows of an embedding are brought to a norm in the forward pass, and the weights are left as they are.
@@ -410,46 +342,26 @@ class Normed(nn.Embedding):
         return rows / rows.norm(dim=-1, keepdim=True).clamp(min=1.0)
 
 
-ids = torch.randint(0, 20, (48, 3))
-model = nn.Sequential(Normed(20, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-model, optimizer = ps.attach(model, optimizer)
-for (inputs,) in ps.shard(DataLoader(TensorDataset(ids), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    model(inputs).pow(2).mean().backward()
-    optimizer.step()
+# as embedding_max_norm
+# with `Normed(20, 4, padding_idx=0)` for `nn.Embedding(20, 4, max_norm=1.0)`
 
 # %% sync_batchnorm: Layers that torch's converter has made SyncBatchNorm.
-x = torch.randn(48, 4)
-model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
 model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
 model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
-for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)):
-    optimizer.zero_grad()
-    nn.functional.mse_loss(model(inputs), targets).backward()
-    optimizer.step()
+# and the loop
 
 # %% group_norm: GroupNorm, whose result does not depend on the batch, in the place of SyncBatchNorm.
-x = torch.randn(48, 4)
-model = nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 1))
-model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
-for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)):
-    optimizer.zero_grad()
-    nn.functional.mse_loss(model(inputs), targets).backward()
-    optimizer.step()
+# as sync_batchnorm
+# with `nn.GroupNorm(2, 8)` for `nn.BatchNorm1d(8)`
+# with `model` for `nn.SyncBatchNorm.convert_sync_batchnorm(model)`
 
 # %% begins_from_a_checkpoint: Weights that were trained before are loaded before attach; the head is new.
-pretrained = {"0.weight": torch.full((6, 4), 0.1), "0.bias": torch.zeros(6)}
-model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-missing, unexpected = model.load_state_dict(pretrained, strict=False)
+missing, unexpected = model.load_state_dict({"0.weight": torch.full((8, 6), 0.1), "0.bias": torch.zeros(8)}, strict=False)
 assert not unexpected and len(missing) == 2
 optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 1e-4}, {"params": model[2].parameters(), "lr": 1e-2}])
 model, optimizer = ps.attach(model, optimizer)
-x = torch.randn(40, 4)
-for inputs, targets in ps.shard(DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(inputs), targets).backward()
-    optimizer.step()
+# and the loop
 
 # %% initialised_before_attach: Layers are initialised before attach, each worker by its own chance: rank 0 gives the weights.
 model.apply(lambda layer: isinstance(layer, nn.Linear) and nn.init.xavier_uniform_(layer.weight))
@@ -466,10 +378,3 @@ kept = {name: value + 0.1 for name, value in model.state_dict().items()}
 model, optimizer = ps.attach(model, optimizer)
 model.load_state_dict(kept)
 # and the loop
-
-# %% loop
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()

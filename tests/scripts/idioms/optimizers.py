@@ -28,16 +28,11 @@ OPTIONS = {
     "RMSprop": {"lr": 1e-3, "momentum": 0.5, "centered": True},
 }
 name = sys.argv[1]
-model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
 bias = [p for p in model.parameters() if p.dim() == 1]
 rest = [{"params": [p for p in model.parameters() if p.dim() > 1]}, {"params": bias, "lr": 1e-3}]
 optimizer = getattr(torch.optim, name)(rest, **OPTIONS.get(name, {}))
 model, optimizer = ps.attach(model, optimizer)
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x[:, :2]), batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop
 
 
 # %% own_optimizers: Optimizers that are written in the script: Lion, and LARS.
@@ -62,19 +57,12 @@ class Own(torch.optim.Optimizer):
 
 model = nn.Linear(6, 1)
 model, optimizer = ps.attach(model, Own(model.parameters(), {"lr": 1e-2}))
-for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    nn.functional.mse_loss(model(inputs), targets).backward()
-    optimizer.step()
+# and the loop
 
 # %% muon: Muon, torch's optimizer of matrices.
-model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 2, bias=False))
+model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 1, bias=False))
 model, optimizer = ps.attach(model, torch.optim.Muon(model.parameters(), lr=0.02, weight_decay=0.1, ns_steps=3))
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x[:, :2]), batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop
 
 # %% no_decay: Groups with and without weight decay, as transformers are trained.
 model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 1))
@@ -179,10 +167,9 @@ for (inputs,) in ps.shard(DataLoader(TensorDataset(x), batch_size=4)):
 # %% schedulers: Every scheduler of torch, by step or by epoch.
 # arguments: LambdaLR MultiplicativeLR StepLR MultiStepLR ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR
 # arguments: ChainedScheduler SequentialLR ReduceLROnPlateau CyclicLR OneCycleLR CosineAnnealingWarmRestarts
-model = nn.Linear(6, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, optimizer = ps.attach(model, optimizer)
-loader = ps.shard(DataLoader(TensorDataset(x, x[:, :2]), batch_size=4, shuffle=True))
+loader = ps.shard(DataLoader(data, batch_size=4, shuffle=True))
 scheduler = {
     "LambdaLR": lambda: lrs.LambdaLR(optimizer, lambda step: 0.9**step),
     "MultiplicativeLR": lambda: lrs.MultiplicativeLR(optimizer, lambda step: 0.95),
@@ -196,19 +183,15 @@ scheduler = {
     "OneCycleLR": lambda: lrs.OneCycleLR(optimizer, 0.2, total_steps=len(loader) * 2),
     "CosineAnnealingWarmRestarts": lambda: lrs.CosineAnnealingWarmRestarts(optimizer, 5),
 }[sys.argv[1]]()  # fmt: skip
-for _ in range(2):
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-        scheduler.step(*([1.0] if sys.argv[1] == "ReduceLROnPlateau" else []))
+# and the loop over loader
+# after each step:
+scheduler.step(*([1.0] if sys.argv[1] == "ReduceLROnPlateau" else []))
 
 # %% schedulers_by_epoch: Schedulers that get a fraction of an epoch, an epoch's number, or a loss on data of all workers.
 # arguments: fraction number plateau
-model = nn.Linear(6, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, optimizer = ps.attach(model, optimizer)
-loader = ps.shard(DataLoader(TensorDataset(x, x[:, :2]), batch_size=4, shuffle=True))
+loader = ps.shard(DataLoader(data, batch_size=4, shuffle=True))
 how = sys.argv[1]
 restarts = lrs.CosineAnnealingWarmRestarts(optimizer, T_0=2) if how == "fraction" else None
 steps = lrs.StepLR(optimizer, 1, gamma=0.5) if how == "number" else None
@@ -223,107 +206,81 @@ for epoch in range(4):
     if steps is not None:
         steps.step(epoch)
     if plateau is not None:
-        plateau.step(nn.functional.mse_loss(model(x), x[:, :2]).detach())
+        plateau.step(nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).detach())
 
 # %% warmup_by_hand: The learning rate set by hand at each step, without a scheduler.
-x = torch.randn(60, 4)
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-model, optimizer = ps.attach(model, optimizer)
-loader = ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True))
+model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9))
+loader = ps.shard(DataLoader(data, batch_size=4, shuffle=True))
 total, step = 2 * len(loader), 0
-for _ in range(2):
-    for inputs, targets in loader:
-        step += 1
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1 * min(step / 4, 0.5 * (1 + math.cos(math.pi * step / total)))
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop over loader
+# before each step:
+step += 1
+for group in optimizer.param_groups:
+    group["lr"] = 0.1 * min(step / 4, 0.5 * (1 + math.cos(math.pi * step / total)))
 
 # %% plateau_by_validation: ReduceLROnPlateau by a validation loss that all workers compute, and the best weights kept.
 model, optimizer = ps.attach(model, optimizer)
-
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
 best, kept = float("inf"), None
-for _ in range(4):
-    for inputs, targets in ps.shard(DataLoader(data, batch_size=6, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    with torch.no_grad():
-        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).item()
-    scheduler.step(loss)
-    if loss < best:
-        best, kept = loss, copy.deepcopy(model.state_dict())
+# and the loop
+# with `range(4)` for `range(2)`
+# after each epoch:
+with torch.no_grad():
+    loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).item()
+scheduler.step(loss)
+if loss < best:
+    best, kept = loss, copy.deepcopy(model.state_dict())
+# at the end:
 assert kept is not None and optimizer.param_groups[0]["lr"] < 0.05
 
 # %% swa: Stochastic weight averaging with torch's AveragedModel, its scheduler and update_bn.
-x = torch.randn(48, 5)
-model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer = ps.attach(model, optimizer)
-loader = ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=6, shuffle=True))
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+model, optimizer = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+loader = ps.shard(DataLoader(data, batch_size=6, shuffle=True))
 averaged, scheduler = AveragedModel(model), SWALR(optimizer, swa_lr=0.05, anneal_epochs=1)
-for _ in range(3):
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-    averaged.update_parameters(model)
-    scheduler.step()
+# and the loop over loader
+# with `range(3)` for `range(2)`
+# after each epoch:
+averaged.update_parameters(model)
+scheduler.step()
+# at the end:
 update_bn(loader, averaged)
 print("averaged", averaged(x).mean().item())
 
 # %% ema: An exponential average of the weights beside the model, used at the end.
-x = torch.randn(48, 5)
-model = nn.Linear(5, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer = ps.attach(model, optimizer)
 average = copy.deepcopy(model)
-for inputs, targets in ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    nn.functional.mse_loss(model(inputs), targets).backward()
-    optimizer.step()
-    with torch.no_grad():
-        for kept, p in zip(average.parameters(), model.parameters(), strict=True):
-            kept.lerp_(p, 0.1)
+# and the loop
+# after each step:
 with torch.no_grad():
-    assert not torch.equal(average.weight, model.weight)
+    for kept, p in zip(average.parameters(), model.parameters(), strict=True):
+        kept.lerp_(p, 0.1)
+# at the end:
+with torch.no_grad():
+    assert not torch.equal(average[0].weight, model[0].weight)
     print("loss of the average", nn.functional.mse_loss(average(x), x.sum(1, keepdim=True)).item())
 
 # %% ema_swapped_for_evaluation: An average of the weights is swapped in for an evaluation and out again.
 model, optimizer = ps.attach(model, optimizer)
 average = copy.deepcopy(model)
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-        for kept, p in zip(average.parameters(), model.parameters(), strict=True):
-            kept.data.mul_(0.9).add_(p.data, alpha=0.1)
-    for kept, p in zip(average.parameters(), model.parameters(), strict=True):
-        p.data, kept.data = kept.data, p.data
-    with torch.no_grad():
-        print("loss of the average", nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).item())
-    for kept, p in zip(average.parameters(), model.parameters(), strict=True):
-        p.data, kept.data = kept.data, p.data
+# and the loop
+# after each step:
+for kept, p in zip(average.parameters(), model.parameters(), strict=True):
+    kept.data.mul_(0.9).add_(p.data, alpha=0.1)
+# after each epoch:
+for kept, p in zip(average.parameters(), model.parameters(), strict=True):
+    p.data, kept.data = kept.data, p.data
+with torch.no_grad():
+    print("loss of the average", nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).item())
+for kept, p in zip(average.parameters(), model.parameters(), strict=True):
+    p.data, kept.data = kept.data, p.data
 
 # %% ema_not_swapped_back: An average of the weights is copied into the model while training continues.
 model, optimizer = ps.attach(model, optimizer)
 average = copy.deepcopy(model)
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-        for kept, p in zip(average.parameters(), model.parameters(), strict=True):
-            kept.data.mul_(0.9).add_(p.data, alpha=0.1)
-    model.load_state_dict(average.state_dict())
-
-# %% loop
-for _ in range(2):
-    for inputs, targets in ps.shard(DataLoader(data, batch_size=4, shuffle=True)):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+# and the loop
+# after each step:
+for kept, p in zip(average.parameters(), model.parameters(), strict=True):
+    kept.data.mul_(0.9).add_(p.data, alpha=0.1)
+# after each epoch:
+model.load_state_dict(average.state_dict())

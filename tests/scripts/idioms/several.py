@@ -67,14 +67,8 @@ for (inputs,) in ps.shard(DataLoader(TensorDataset(x), batch_size=4, shuffle=Tru
     optimizer.step()
 
 # %% one_of_two_models_attached: An actor and a critic that one optimizer trains, of which one is attached.
-x = torch.randn(48, 4)
-actor, critic = nn.Linear(4, 2), nn.Linear(6, 1)
-optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-2)
-actor, optimizer = ps.attach(actor, optimizer)
-for (inputs,) in ps.shard(DataLoader(TensorDataset(x), batch_size=4, shuffle=True)):
-    optimizer.zero_grad()
-    (critic(torch.cat([inputs, actor(inputs)], 1)) - inputs.sum(1, keepdim=True)).square().mean().backward()
-    optimizer.step()
+# as one_optimizer_of_two_models
+# with `actor, optimizer = ps.attach(actor, optimizer)` for `_, optimizer = ps.attach(nn.ModuleList([actor, critic]), optimizer)`
 
 # %% two_models_unnamed: A second model without a name.
 one, other = nn.Linear(2, 1), nn.Linear(2, 1)
@@ -187,51 +181,22 @@ for _ in range(2):
 
 # %% adds_a_group_later: Fine-tuning: the head alone in the first epoch, the backbone in a parameter group of its own from the second on.
 # arguments: SGD Adam RMSprop
-x = torch.randn(48, 4)
-backbone, head = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 1)
+backbone, head = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 1)
 model = nn.Sequential(backbone, head)
 backbone.requires_grad_(False)
 optimizer = getattr(torch.optim, sys.argv[1])(head.parameters(), lr=1e-2)
 model, optimizer = ps.attach(model, optimizer, later=[backbone])
-loader = ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True))
-for epoch in range(3):
-    if epoch == 1:
-        backbone.requires_grad_(True)
-        optimizer.add_param_group({"params": backbone.parameters(), "lr": 1e-3})
-    for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-
-# %% second_phase: The head is trained, then the whole model with another optimizer, attached anew.
-# arguments: SGD RMSprop
-# training: updateAt=worker
-x = torch.randn(48, 4)
-model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 1))
-model[0].requires_grad_(False)
-loader = ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True))
-
-
-def train(optimizer, epochs):
-    for _ in epochs:
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-
-
-_, first = ps.attach(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
-train(first, ps.epochs(2))
-model[0].requires_grad_(True)
-words = {"momentum": 0.9} if sys.argv[1] == "SGD" else {}
-_, second = ps.attach(model, getattr(torch.optim, sys.argv[1])(model.parameters(), lr=1e-3, **words))
-train(second, ps.epochs(2))
+loader = ps.shard(DataLoader(data, batch_size=4, shuffle=True))
+# and the loop over loader
+# with `range(3)` for `range(2)`
+# before each epoch:
+if epoch == 1:  # noqa: F821
+    backbone.requires_grad_(True)
+    optimizer.add_param_group({"params": backbone.parameters(), "lr": 1e-3})
 
 # %% second_phase_on_shards: The head is trained, then the whole model with another optimizer, attached anew.
-x = torch.randn(48, 4)
-model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 1))
 model[0].requires_grad_(False)
-loader = ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True))
+loader = ps.shard(DataLoader(data, batch_size=4, shuffle=True))
 
 
 def train(optimizer, epochs):
@@ -248,11 +213,15 @@ model[0].requires_grad_(True)
 _, second = ps.attach(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
 train(second, ps.epochs(2))
 
+# %% second_phase: The head is trained, then the whole model with another optimizer, attached anew.
+# arguments: SGD RMSprop
+# training: updateAt=worker
+# as second_phase_on_shards
+# with `getattr(torch.optim, sys.argv[1])(model.parameters(), lr=1e-3, momentum=0.9)` for `torch.optim.AdamW(model.parameters(), lr=1e-3)`
+
 # %% two_phases_at_once: The head is trained, then the whole model with another optimizer; both are given to attach before.
-x = torch.randn(48, 4)
-model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 1))
 model[0].requires_grad_(False)
-loader = ps.shard(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True))
+loader = ps.shard(DataLoader(data, batch_size=4, shuffle=True))
 first = torch.optim.SGD(model[1].parameters(), lr=0.05, momentum=0.9)
 second = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ps.attach(model, (first, second))
