@@ -36,12 +36,12 @@ from psjob.simulate.replay import ask_shard
 from psjob.wire import auth
 from psjob.wire.auth import Peer
 from psjob.wire.frame import (
-    Flag,
     HEADER_BYTES,
-    Header,
-    Kind,
     MAX_BODY,
     MAX_JSON,
+    Flag,
+    Header,
+    Kind,
     parse,
     run_digest,
 )

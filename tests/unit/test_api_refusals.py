@@ -58,7 +58,7 @@ from psjob_operator.plan.observed_state import Refusal
 from psjob_operator.plan.plan import OURS, plan
 from tests.support.typed import CliRunner
 from tests.unit.api_cases import PASSED, REFUSED
-from tests.unit.api_manifest import Case, GOOD, changed
+from tests.unit.api_manifest import GOOD, Case, changed
 from tests.unit.plan_given import NOW, job, running, with_internal
 
 POLICY = "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'frozen' with binding 'frozen' denied request: failed expression: false"
