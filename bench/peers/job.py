@@ -36,7 +36,7 @@ class Running:
     def key_file(self, role: str, index: int) -> str:
         """The path of a process's key file."""
         path = Path(self.folder) / f"{role}-{index}.keys"
-        path.write_text(keys.written(self.keys, role, index, 1))
+        path.write_text(keys.process_key_file(self.keys, role, index, 1))
         return str(path)
 
     def answers(self) -> list[list[float]]:

@@ -29,7 +29,7 @@ class Client:
         self.base = base._replace(worker=rank, start=1)
         self.sock = socket.create_connection(address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._mine, self._theirs = proven(self.sock, Peer("worker", rank, 1), keys.worker(workers, rank, 1), base.run)
+        self._mine, self._theirs = proven(self.sock, Peer("worker", rank, 1), keys.worker_key(workers, rank, 1), base.run)
         self.counts: dict[Kind, int] = {}
         self.welcome: dict[str, Any] = {}
         self._came = bytearray()

@@ -67,7 +67,7 @@ def told_nothing(heard: dict[str, bytes], run: str) -> None:
 
 def words(run: dict[str, bytes]) -> list[str]:
     """Attempts with what a worker that was taken over has: its own key, as others."""
-    own = keys.worker(run["workers"], 1, 1).hex()
+    own = keys.worker_key(run["workers"], 1, 1).hex()
     return [f"as another rank=0:0:1:{own}", f"as its next start=0:1:2:{own}", f"as a shard=1:1:1:{own}"]
 
 
@@ -97,8 +97,8 @@ def test_a_strangers_pod_hears_nothing_and_rolled_keys_are_of_no_use(kube: Kube,
     second = run_keys(node_cluster.api, kube.namespace, NAME, run, 2)
     assert not set(first.values()) & {second["workers"], second["shards"]}
     start = kube.status(NAME)["workers"]["start"]
-    rolled = [f"{name} of rolled keys=0:0:{start}:{keys.worker(first[name], 0, start).hex()}" for name in ("workers", "shards")]
-    heard = stranger(kube, "stranger-2", run, *rolled, f"the start before=0:0:1:{keys.worker(first['workers'], 0, 1).hex()}")
+    rolled = [f"{name} of rolled keys=0:0:{start}:{keys.worker_key(first[name], 0, start).hex()}" for name in ("workers", "shards")]
+    heard = stranger(kube, "stranger-2", run, *rolled, f"the start before=0:0:1:{keys.worker_key(first['workers'], 0, 1).hex()}")
     told_nothing(heard, run)
 
     assert complete(kube, NAME)["restarts"]["counted"] == 0

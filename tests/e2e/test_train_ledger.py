@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from psjob.checkpoint.manifest import read
+from psjob.checkpoint.manifest import read_manifest
 from tests.e2e.workloads import ledger, storm
 from tests.e2e.workloads.running import Ran, check_recovery, check_torn, faults, manifest, train
 from tests.support.soaking import rotating, soak
@@ -95,7 +95,7 @@ def lost_of(ran: Ran, shard: int) -> int:
 def applied_since_the_cut(ran: Ran, recovery: dict[str, Any]) -> int:
     """Most updates that the dead shard can have applied since the last known checkpoint: what the workers had back, and one each."""
     (path,) = ran.folder.glob(f"manifest-v*-s{recovery['checkpointStep']:012d}.json")
-    cut = {int(rank): int(entry["clock"]) for rank, entry in read(ran.folder, path.name).workers.items()}
+    cut = {int(rank): int(entry["clock"]) for rank, entry in read_manifest(ran.folder, path.name).workers.items()}
     total = 0
     for rank in range(WORKERS):
         words = [line.split() for line in ran.log(f"job-worker-{rank}-").splitlines() if line.startswith("step ")]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.checkpoint.manifest import newest
+from psjob.checkpoint.manifest import newest_manifest
 from psjob.process.config import LocalConfig
 from tests.e2e.oracle import assert_same_bits
 from tests.e2e.workloads import mlp
@@ -79,7 +79,7 @@ def test_rounds_that_do_not_wait_for_all_go_on_whoever_dies(tmp_path: Path, own:
     ran = train(tmp_path, manifest(tmp_path, words, workers=3, training=training, checkpoint=CHECKPOINTS), *faults(*what))
     assert [recovery["fault"] for recovery in ran.summary["recoveries"]] == list(what)
     assert ran.summary["result"] == "Complete" and ran.summary["attempts"] == [1, 2]
-    made, _ = newest(ran.folder, str(ran.summary["run"]))
+    made, _ = newest_manifest(ran.folder, str(ran.summary["run"]))
     assert made is not None and made.final and {worker["clock"] for worker in made.workers.values()} == {ROUNDS}
     assert made.step >= (3 * ROUNDS if "updateRule" in own else ROUNDS), "a version is a round that counted"
 

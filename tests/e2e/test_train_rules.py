@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from psjob.checkpoint.manifest import newest
+from psjob.checkpoint.manifest import newest_manifest
 from tests.e2e.workloads import ledger, mlp
 from tests.e2e.workloads.running import SECONDS, Ran, faults, finish, manifest, start, train
 from tests.support.soaking import rotating, soak
@@ -175,6 +175,6 @@ def test_a_killed_shard_and_a_killed_worker_stop_no_job(tmp_path: Path, training
     hit = run(tmp_path / "hit", training, *what, gates="30:20")
     assert [r["fault"] for r in hit.summary["recoveries"]] == list(what)
     assert hit.summary["attempts"] == [1, 2] and hit.summary["result"] == "Complete"
-    made, _ = newest(hit.folder, str(hit.summary["run"]))
+    made, _ = newest_manifest(hit.folder, str(hit.summary["run"]))
     assert made is not None and made.final and {int(worker["clock"]) for worker in made.workers.values()} == {DECIDED_STEPS}
     assert made.step > DECIDED_STEPS, "updates of some workers, not of all together"

@@ -46,7 +46,7 @@ def child(order: dict[str, Any]) -> int:
     if order["stop"]:
         stop_at(*order["stop"])
     try:
-        base = manifest.newest(folder, RUN)[0] if order["base"] else None
+        base = manifest.newest_manifest(folder, RUN)[0] if order["base"] else None
         made = save(folder, order["step"], base=base)
         manifest.commit(folder, made)
         manifest.prune(folder, 1, made)

@@ -21,7 +21,7 @@ from psjob.api.attach import take_over
 from psjob.api.attachable import Later, Pair, later_groups
 from psjob.api.training_job import TrainingJob
 from psjob.contract import AUTHORITY, CERTIFICATE
-from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, Place, ShardAddress, encryption_of
+from psjob.process.config import CheckpointConfig, CompressionConfig, Config, Encryption, ProcessContext, ShardAddress, encryption_of
 from psjob.protocol.coordinator.events import Action, Event, Tick
 from psjob.shard.acceptor import Acceptor
 from psjob.shard.coordinator_driver import CoordinatorDriver
@@ -82,7 +82,7 @@ class Shards:
             config = self.config
             if index:
                 config = replace(config, shards=(replace(peers[0], port=line(peers[0].port)), *peers[1:]))
-            place = Place(
+            place = ProcessContext(
                 "shard", index, run, attempt, attempt, 0, f"shard-{index}", config, "127.0.0.1", folder, 0, "",
                 handed("shard", index, attempt), self._encryption(index),
             )  # fmt: skip
@@ -101,9 +101,9 @@ class Shards:
         for sock in held:
             sock.close()
 
-    def place(self, rank: int, start: int = 1, rewinds: int = 0) -> Place:
+    def place(self, rank: int, start: int = 1, rewinds: int = 0) -> ProcessContext:
         """Where a worker of this run stands."""
-        return Place(
+        return ProcessContext(
             "worker", rank, self.config.run, start, 0, rewinds, f"worker-{rank}-r{start}", self.config, None, None, 0, "",
             handed("worker", rank, start), self._encryption(),
         )  # fmt: skip

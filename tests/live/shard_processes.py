@@ -185,7 +185,9 @@ class Idle:
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
         if not proven:
             return Dialled(sock, None)
-        return Dialled(sock, light_clients.proven(sock, Peer("worker", 0, 1), keys.worker(RUN_KEYS["workers"], 0, 1), run_digest(RUN))[0])
+        return Dialled(
+            sock, light_clients.proven(sock, Peer("worker", 0, 1), keys.worker_key(RUN_KEYS["workers"], 0, 1), run_digest(RUN))[0]
+        )
 
 
 @dataclass(frozen=True)

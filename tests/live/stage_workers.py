@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from psjob.api import autocuts
+from psjob.api import auto_cuts
 from psjob.api.attachable import Pair
 from psjob.api.pipelining import Pipeline
 from psjob.api.staged import StagedPipeline
@@ -89,7 +89,7 @@ class StageWorker(Worker):
         place = shards.place(rank, start, rewinds)
         stages = shards.config.stages
         cuts = CUTS[len(stages.replicas)]
-        auto = autocuts.is_auto(cuts)
+        auto = auto_cuts.is_auto(cuts)
         with contextlib.nullcontext() if auto else COMPUTES:  # torch has one switch for how modules are converted
             self.pipe = StagedPipeline(place, net, LOSS, cuts, microbatches, SEED, batch(0)[0][:5] if auto else None)
         self.job = TrainingJob(place, (Pair("", net, optimizer, cuts=self.pipe.cuts),), {}, False)

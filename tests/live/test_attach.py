@@ -22,9 +22,9 @@ from psjob import contract, rules
 from psjob.api import attach as attaching
 from psjob.api import data
 from psjob.api.attachable import Pair
-from psjob.api.rulechoice import as_it_runs, chosen_rule
+from psjob.api.rule_choice import as_it_runs, chosen_rule
 from psjob.api.training_job import TrainingJob
-from psjob.process.config import Config, Place
+from psjob.process.config import Config, ProcessContext
 from psjob.protocol.worker import events as e
 from psjob.worker import connection
 from tests.live.live_shards import NEVER, Worker, all_well, serving
@@ -253,7 +253,7 @@ def test_optimizers_that_need_a_rule(job: Callable[..., str]) -> None:
 def test_who_comes_back_to_a_job_whose_workers_step(start: int, rewinds: int, runs: str) -> None:
     """The config asked for another mode after the job had begun: it stays sync, and nobody who comes back is refused."""
     config = Config("j", "r", "0", "async", 0, None, 4, (), NEVER, "AllWorkers", 10.0, 60.0)
-    here = Place("worker", 0, "r", start, 1, rewinds, "worker-0", config, None, None, 0)
+    here = ProcessContext("worker", 0, "r", start, 1, rewinds, "worker-0", config, None, None, 0)
     mine = model()
     assert as_it_runs(here, torch.optim.RMSprop(mine.parameters())).config == replace(config, mode=runs)
     assert as_it_runs(here, sgd(mine)) == here
@@ -433,6 +433,6 @@ def test_a_link_has_one_thread_however_soon_its_first_dial_fails(tmp_path: Path,
         net = model()
         session = TrainingJob(away, (Pair("", net, sgd(net)),), {}, False).session
         monkeypatch.setattr(connection.supervise, "thread", slow)
-        session.handle(e.Started())
+        session.handle(e.JoinAsked())
         session.close(5.0)
     assert named == ["link-0"] and not any(each.alive for each in session.links)

@@ -67,7 +67,7 @@ def fresh(template: Path, name: str) -> Path:
 
 def check_old_or_new(folder: Path, must: int | None = None, base: bool = False) -> int:
     """The newest checkpoint is whole and is one of the two; returns its step. `must`: which."""
-    made, _ = manifest.newest(folder, RUN)
+    made, _ = manifest.newest_manifest(folder, RUN)
     assert made is not None, "no checkpoint is left"
     assert made.step in ((OLD, NEW) if must is None else (must,))
     found = states.read_states(folder, made, range(len(LAYOUT.blocks)))
@@ -82,7 +82,7 @@ def check_goes_on(server: Server, folder: Path) -> None:
     """After the crash the next save works and clears what was left."""
     server.start(folder, step=30)
     assert server.status() == 0
-    made, problems = manifest.newest(folder, RUN)
+    made, problems = manifest.newest_manifest(folder, RUN)
     assert made is not None and (made.step, problems) == (30, [])
     assert set(names(folder)) == {made.name, *(fact.name for fact in made.listed())}
 

@@ -41,7 +41,7 @@ def manifests(folder: Path) -> list[tuple[Manifest, dict[int, float]]]:
     """Every manifest there with the one number that each block's weights hold."""
     found = []
     for path in sorted(folder.glob("manifest-*.json")):
-        made = manifest.read(folder, path.name)
+        made = manifest.read_manifest(folder, path.name)
         states = read_states(folder, made, [block.index for block in made.layout.blocks])
         values: dict[int, float] = {}
         for index, (state, _) in states.items():
@@ -139,7 +139,7 @@ def test_what_did_not_change_is_not_written_again(tmp_path: Path, mode: str) -> 
         all_well([worker_of(shards)], lambda worker: train(worker, shards))
         assert shards.wait_ended() == [0, 0]
     folder = shards.folder
-    made = [manifest.read(folder, path.name) for path in sorted(folder.glob("manifest-*.json"))]
+    made = [manifest.read_manifest(folder, path.name) for path in sorted(folder.glob("manifest-*.json"))]
     assert len(made) > 4
     still = {block.index for block in made[0].layout.blocks if all(piece.tensor == 1 for piece in block.pieces)}
     assert still and len(still) < len(made[0].layout.blocks)
@@ -159,7 +159,7 @@ def test_what_did_not_change_is_not_written_again(tmp_path: Path, mode: str) -> 
     damaged = next(place.file for place in made[-1].blocks if place.index in still)
     damage(folder / damaged)
     whole = [one for one in made if damaged not in {fact.name for fact in one.files}]
-    found, problems = manifest.newest(folder, None)
+    found, problems = manifest.newest_manifest(folder, None)
     assert found == whole[-1] and len(problems) == len(made) - made.index(whole[-1]) - 1, "the newest that is whole"
 
 
@@ -168,9 +168,9 @@ def test_old_files_stay_as_long_as_they_are_named(tmp_path: Path) -> None:
         all_well([worker_of(shards)], lambda worker: train(worker, shards))
         assert shards.wait_ended() == [0]
     folder = shards.folder
-    made, problems = manifest.newest(folder, None)
+    made, problems = manifest.newest_manifest(folder, None)
     assert made is not None and made.final and not problems
-    kept = [manifest.read(folder, path.name) for path in folder.glob("manifest-*.json")]
+    kept = [manifest.read_manifest(folder, path.name) for path in folder.glob("manifest-*.json")]
     named = {fact.name for one in kept for fact in one.listed()}
     assert {path.name for path in folder.glob("v*")} == named
 
@@ -187,7 +187,7 @@ def test_a_file_that_vanished_is_written_again(tmp_path: Path) -> None:
 
         all_well([worker_of(shards)], act)
         assert shards.wait_ended() == [0]
-    made, problems = manifest.newest(shards.folder, None)
+    made, problems = manifest.newest_manifest(shards.folder, None)
     assert made is not None and made.final and not problems
 
 
@@ -232,7 +232,7 @@ def training(
 def on_disk(folder: Path, name: str, shards: int = 1) -> list[torch.Tensor]:
     """All rows of both tables of a manifest, in the order of their ids."""
     found = []
-    made = manifest.read(folder, name)
+    made = manifest.read_manifest(folder, name)
     for number in range(2):
         parts = [read_tables(folder, made, shard, shards)[number][0].export() for shard in range(shards)]
         order = torch.cat([part["ids"] for part in parts]).argsort()
@@ -257,7 +257,7 @@ def test_a_checkpoint_has_rows_and_blocks_of_one_step(tmp_path: Path) -> None:
     steps = set()
     chains = set()
     for path in sorted(shards.folder.glob("manifest-*.json")):
-        made = manifest.read(shards.folder, path.name)
+        made = manifest.read_manifest(shards.folder, path.name)
         assert made.rows is not None and {n for of in made.rows.versions for n in of} == {made.step}
         chains |= {len(chain) for chain in made.rows.chains}
         if made.step == 0:
@@ -314,7 +314,7 @@ def test_an_async_checkpoint_has_rows_too(tmp_path: Path) -> None:
             held.append(rows_of(worker.model))
 
         all_well([adagrad(shards, rank) for rank in range(2)], act)
-    newest, problems = manifest.newest(shards.folder, "run-1")
+    newest, problems = manifest.newest_manifest(shards.folder, "run-1")
     assert newest is not None and newest.final and not problems and newest.rows is not None
     assert {n for of in newest.rows.versions for n in of} == {60}
     assert any(same(on_disk(shards.folder, newest.name), rows) for rows in held), "the last to come saw the last rows"
@@ -333,7 +333,7 @@ def worker_of_layout(shards: Shards, rank: int, overlap: bool) -> Worker:
 
 
 def committed(shards: Shards) -> int:
-    newest, _ = manifest.newest(shards.folder, "first")
+    newest, _ = manifest.newest_manifest(shards.folder, "first")
     return -1 if newest is None else newest.step
 
 
@@ -368,7 +368,7 @@ def test_workers_take_the_blocks_of_the_checkpoint(tmp_path: Path, monkeypatch: 
                 [worker_of_layout(shards, rank, overlap) for rank in range(2)], lambda worker: train_in_layout(worker, shards)
             )
             assert all(isinstance(error, Killed) for error in raised), raised
-            before, _ = manifest.newest(shards.folder, "first")
+            before, _ = manifest.newest_manifest(shards.folder, "first")
     assert before is not None and before.step >= 2
     with serving(
         tmp_path, shards=2, run="second", checkpoint=replace(KEEPS_3, resume_from=str(shards.folder)), transport=transport
@@ -377,6 +377,6 @@ def test_workers_take_the_blocks_of_the_checkpoint(tmp_path: Path, monkeypatch: 
         assert workers[0].session.layout != before.layout
         all_well(workers, to_the_end)
         assert workers[0].session.layout == workers[1].session.layout == before.layout
-        after, _ = manifest.newest(again.folder, "second")
+        after, _ = manifest.newest_manifest(again.folder, "second")
     assert after is not None and after.layout == before.layout
     assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))

@@ -84,7 +84,7 @@ def test_nobody_speaks_to_it_and_it_ends_once_a_higher_term_is_claimed(tmp_path:
     with serving(tmp_path, workers=1, checkpoint=EVERY_2) as shards:
         train_and_die(shards)
         assert not shards.codes
-        claim.claim(shards.folder, 2, "shard-0-a2")
+        claim.claim_term(shards.folder, 2, "shard-0-a2")
         wait(lambda: 0 in shards.codes, "the old coordinator lives on")
         assert shards.codes[0] == contract.EXIT_FENCED
 

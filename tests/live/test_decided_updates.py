@@ -27,7 +27,7 @@ from psjob.layout.packing import Pack
 from psjob.modes import Batch
 from psjob.protocol.coordinator import updates
 from psjob.protocol.coordinator.decisions import DecisionOrder
-from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
+from psjob.protocol.coordinator.state import CoordinatorState, DecisionState
 from psjob.protocol.shard import machine as links
 from psjob.resume.record import unpack
 from psjob.rules import named
@@ -62,7 +62,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     said: list[Batch] = []
     carry = updates._order
 
-    def note(state: CoordinatorState, decided: CoordinatedUpdates, order: DecisionOrder | None) -> None:
+    def note(state: CoordinatorState, decided: DecisionState, order: DecisionOrder | None) -> None:
         said.extend(order.batches if order is not None else ())
         carry(state, decided, order)
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_is_one_version_of_every_block(tmp_path: Path, mode: dict[s
         all_well([counting(shards, rank) for rank in range(3)], steps(CUT_STEPS, 3, breaks, shards))
         assert shards.wait_ended() == [0, 0]
     folder = tmp_path / "run-1"
-    made = [manifest.read(folder, path.name) for path in sorted(folder.glob("manifest-*.json"))]
+    made = [manifest.read_manifest(folder, path.name) for path in sorted(folder.glob("manifest-*.json"))]
     assert len(made) > 3 and made[0].step == 0 and made[-1].final
     for one in made:
         states = read_states(folder, one, [block.index for block in one.layout.blocks])

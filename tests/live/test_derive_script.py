@@ -67,9 +67,9 @@ def of(role: Role, index: int, number: int) -> dict[str, str]:
 
 
 EXPECTED = {
-    ("shard", 0, 4): {"shard": keys.shard(SHARDS, 0, 4), "workers": WORKERS, "shards": SHARDS, "questions": QUESTIONS},
-    ("shard", 1, 12): {"shard": keys.shard(SHARDS, 1, 12), "workers": WORKERS, "questions": QUESTIONS},
-    ("worker", 3, 7): {"worker": keys.worker(WORKERS, 3, 7)},
+    ("shard", 0, 4): {"shard": keys.shard_key(SHARDS, 0, 4), "workers": WORKERS, "shards": SHARDS, "questions": QUESTIONS},
+    ("shard", 1, 12): {"shard": keys.shard_key(SHARDS, 1, 12), "workers": WORKERS, "questions": QUESTIONS},
+    ("worker", 3, 7): {"worker": keys.worker_key(WORKERS, 3, 7)},
 }
 
 

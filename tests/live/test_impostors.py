@@ -24,7 +24,7 @@ from psjob.checkpoint.final import tensors_sha256
 from psjob.contract import keys
 from psjob.layout import structures
 from psjob.modes.stages import Stages
-from psjob.process.config import Config, Place, ShardAddress
+from psjob.process.config import Config, ProcessContext, ShardAddress
 from psjob.wire import auth, tcp
 from psjob.wire.auth import GREETING_BYTES, Peer, ShardIdentity, Unproven
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, dump, parse, run_digest
@@ -46,7 +46,7 @@ HELLO = {"role": "worker", "fresh": True, "term": 1, "restore_id": 1 << 20, "tab
 PEER = {"role": "shard", "index": 1, "attempt": 9, "term": 10**17, "serving": True, "restore_id": 0, "mode": "sync", "carried": 0}
 OTHER = {name: os.urandom(keys.SIZE) for name in RUN}
 """The keys of another run of the same cluster."""
-OWN = keys.worker(RUN["workers"], 1, 1)
+OWN = keys.worker_key(RUN["workers"], 1, 1)
 """The key of worker 1, which was taken over."""
 
 
@@ -183,9 +183,9 @@ ATTEMPTS: dict[str, Attempt] = {f"{kind.name} without a handshake": unproven(kin
     "a key of zeros": proving(bytes(32), RANK0),
     "a guessed key": proving(b"psjob".ljust(32), RANK0),
     "the run as the key": proving(NAME.encode(), RANK0),
-    "another run's worker key": proving(keys.worker(OTHER["workers"], 0, 1), RANK0),
-    "another run's worker key, and its run": proving(keys.worker(OTHER["workers"], 0, 1), RANK0, run_digest("run-2")),
-    "another run's shard key": proving(keys.shard(OTHER["shards"], 1, 1), Peer("shard", 1, 1), hello=dump(PEER)),
+    "another run's worker key": proving(keys.worker_key(OTHER["workers"], 0, 1), RANK0),
+    "another run's worker key, and its run": proving(keys.worker_key(OTHER["workers"], 0, 1), RANK0, run_digest("run-2")),
+    "another run's shard key": proving(keys.shard_key(OTHER["shards"], 1, 1), Peer("shard", 1, 1), hello=dump(PEER)),
     "this run's worker, said to be of another run": proving(OWN, RANK1, run_digest("run-2")),
     "a worker's key as another rank": proving(OWN, RANK0),
     "a worker's key as its next start": proving(OWN, Peer("worker", 1, 2)),
@@ -373,7 +373,7 @@ def test_the_refusal_of_an_impostor_is_one_printable_line() -> None:
 
     threading.Thread(target=answer, daemon=True).start()
     config = Config("job", "run-1", "0" * 64, "sync", 5, None, 1, (ShardAddress("127.0.0.1", port, 0),), NEVER, "AllWorkers", 10.0, 60.0)
-    place = Place("worker", 0, "run-1", 1, 0, 0, "worker-0", config, None, None, 0, "", handed("worker", 0, 1))
+    place = ProcessContext("worker", 0, "run-1", 1, 0, 0, "worker-0", config, None, None, 0, "", handed("worker", 0, 1))
     (stream,) = tcp.connect("127.0.0.1", port, 5.0)
     try:
         with pytest.raises(Unproven) as caught:
@@ -392,9 +392,9 @@ def test_one_line() -> None:
 
 
 MICROBATCHES, AT = 4, 2
-LINK = keys.link(RUN["workers"], {0: 1, 1: 1})
+LINK = keys.link_key(RUN["workers"], {0: 1, 1: 1})
 """The key of the link between the two workers, one of which was taken over."""
-HEAD, PARTS = structures.write((torch.full((3, 16), 7.0), 1))
+HEAD, PARTS = structures.encode_structure((torch.full((3, 16), 7.0), 1))
 BODY = HEAD + b"".join(map(bytes, PARTS))
 
 
@@ -422,8 +422,10 @@ NOBODY: dict[str, Attempt] = {
     "noise": lambda to: to.say(b"\xff" * 300),
     "HTTP": lambda to: to.say(b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n" + bytes(100)),
     "a frame without a handshake": lambda to: to.say(frame(Kind.ACTIVATION, BODY, clock=AT, block=1)),
-    "the key of worker 0": proving_link(keys.worker(RUN["workers"], 0, 1), Peer("worker", 0, 1), STANDS, GIVES, body=BODY),
-    "a link's key of another run": proving_link(keys.link(OTHER["workers"], {0: 1, 1: 1}), Peer("worker", 0, 1), STANDS, GIVES, body=BODY),
+    "the key of worker 0": proving_link(keys.worker_key(RUN["workers"], 0, 1), Peer("worker", 0, 1), STANDS, GIVES, body=BODY),
+    "a link's key of another run": proving_link(
+        keys.link_key(OTHER["workers"], {0: 1, 1: 1}), Peer("worker", 0, 1), STANDS, GIVES, body=BODY
+    ),
     "another run's name": proving_link(LINK, Peer("worker", 0, 1), STANDS, GIVES, run=bytes(16), body=BODY),
     "as a shard": proving_link(LINK, Peer("shard", 0, 1), STANDS, GIVES, body=BODY),
     "as the next start": proving_link(LINK, Peer("worker", 0, 2), STANDS, GIVES, body=BODY),

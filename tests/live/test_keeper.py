@@ -308,7 +308,7 @@ def test_a_shard_trains_and_commits_in_a_read_only_image(tmp_path: Path) -> None
         assert shard.poll() is None, run.log(0)
 
         def step() -> int:
-            found = manifest.newest(run.run, None)[0] if run.run.exists() else None
+            found = manifest.newest_manifest(run.run, None)[0] if run.run.exists() else None
             return found.step if found is not None else 0
 
         with pushing(run):

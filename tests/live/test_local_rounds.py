@@ -24,7 +24,7 @@ from psjob.process.config import LocalConfig
 from psjob.process.errors import Refused
 from psjob.protocol.coordinator import updates
 from psjob.protocol.coordinator.decisions import DecisionOrder
-from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
+from psjob.protocol.coordinator.state import CoordinatorState, DecisionState
 from psjob.rules.base import UpdateFacts
 from psjob.worker import session
 from psjob.worker.session import SMALL_RECORD
@@ -312,7 +312,7 @@ def test_a_quorum_makes_the_round_and_what_is_late_is_dropped(tmp_path: Path, mo
     batches: list[Batch] = []
     carry_out = updates._order
 
-    def note(state: CoordinatorState, decided: CoordinatedUpdates, order: DecisionOrder | None) -> None:
+    def note(state: CoordinatorState, decided: DecisionState, order: DecisionOrder | None) -> None:
         batches.extend(order.batches if order is not None else ())
         carry_out(state, decided, order)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from psjob import rules
-from psjob.api.rulechoice import LrScaling
+from psjob.api.rule_choice import LrScaling
 from psjob.checkpoint.final import tensors_sha256
 from psjob.modes import Sync
 from psjob.process.config import CheckpointConfig

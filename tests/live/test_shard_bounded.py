@@ -260,7 +260,7 @@ def test_nobody_reads_what_is_older_than_the_bound(tmp_path: Path, transport: st
     with serving(tmp_path, workers=3, shards=2, mode="bounded", staleness=2, checkpoint=OFTEN, transport=transport) as shards:
         all_well([ledger(shards, rank, overlap=overlap) for rank in ends], rounds(ends, 2, seed=3, breaks=breaks, saved=shards))
         assert shards.wait_ended() == [0, 0]
-    found = [manifest.read(shards.folder, path.name) for path in sorted(shards.folder.glob("manifest-*.json"))]
+    found = [manifest.read_manifest(shards.folder, path.name) for path in sorted(shards.folder.glob("manifest-*.json"))]
     assert len(found) > 3 and found[-1].final
     for made in found:
         states = read_states(shards.folder, made, [block.index for block in made.layout.blocks])
@@ -310,7 +310,7 @@ def test_without_staleness_it_is_sync_bit_for_bit(tmp_path: Path) -> None:
             workers = [Worker(shards, rank, model, OPTIMIZERS["nesterov"](model)) for rank, model in enumerate(build() for _ in range(3))]
             all_well(workers, lambda worker: train(8, random.Random(worker.rank))(worker))
             shas |= {tensors_sha256(worker.model.parameters()) for worker in workers}
-            made, _ = manifest.newest(shards.folder, "run-1")
+            made, _ = manifest.newest_manifest(shards.folder, "run-1")
             assert made is not None and made.mode == "sync"
     assert len(shas) == 1
 

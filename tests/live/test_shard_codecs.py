@@ -21,7 +21,7 @@ from torch import nn
 import psjob
 from bench.peers.slow_link import Bucket, SlowLink
 from psjob.checkpoint.final import tensors_sha256
-from psjob.process.config import CompressionConfig, Place, ShardAddress
+from psjob.process.config import CompressionConfig, ProcessContext, ShardAddress
 from psjob.shard.server import Server
 from psjob.shard.status_server import status
 from psjob.wire.frame import Kind
@@ -367,7 +367,7 @@ def test_auto_takes_what_the_measured_link_is_good_for(tmp_path: Path, megabytes
     """A link of 0.03 and of 1.6 Gb/s, between two addresses; the choice goes with the record."""
 
     class Far(Shards):
-        def place(self, rank: int, start: int = 1) -> Place:
+        def place(self, rank: int, start: int = 1) -> ProcessContext:
             near = super().place(rank, start)
             return replace(near, config=replace(near.config, shards=(ShardAddress(link.host, link.port, 0),)))
 

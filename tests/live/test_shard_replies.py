@@ -153,7 +153,7 @@ def test_what_belongs_to_a_worker_comes_back_on_other_shards(tmp_path: Path, sha
             raise InterruptedError
 
         assert all(isinstance(error, InterruptedError) for error in together(workers_of(shards), act))
-    made, _ = manifest.newest(shards.folder, None)
+    made, _ = manifest.newest_manifest(shards.folder, None)
     assert made is not None and made.step >= 4
     saved = read_states(shards.folder, made, range(len(made.layout.blocks)))
     expected = {"sum", "v@0", "v@1", "sent@0", "sent@1"}

@@ -145,7 +145,7 @@ def train(worker: Worker, killed_in: Shards | None = None) -> None:
 
 
 def committed(shards: Shards) -> int:
-    newest, _ = manifest.newest(shards.folder, "first")
+    newest, _ = manifest.newest_manifest(shards.folder, "first")
     return -1 if newest is None else newest.step
 
 
@@ -154,13 +154,13 @@ def test_a_shard_without_a_block_takes_part_in_checkpoints_and_restores(tmp_path
     with serving(tmp_path, shards=2, run="first", mode=mode, checkpoint=EVERY_2) as shards:
         raised = together([counting(shards, rank) for rank in range(2)], lambda worker: train(worker, shards))
         assert all(isinstance(error, Died) for error in raised), raised
-        made, problems = manifest.newest(shards.folder, "first")
+        made, problems = manifest.newest_manifest(shards.folder, "first")
         assert made is not None and made.step >= 2 and not problems and set(made.assignment) == {0}
     with serving(tmp_path, shards=2, run="second", mode=mode, checkpoint=replace(EVERY_2, resume_from=str(shards.folder))) as again:
         workers = [counting(again, rank) for rank in range(2)]
         all_well(workers, train)
         assert again.wait_ended() == [0, 0]
-        last, problems = manifest.newest(again.folder, "second")
+        last, problems = manifest.newest_manifest(again.folder, "second")
     assert last is not None and last.final and not problems
     ended = {float(p.detach().flatten()[0]) for worker in workers for p in worker.model.parameters()}
     assert ended == {float(CLIENT_STEPS)} if mode == "sync" else max(ended) == 2.0 * CLIENT_STEPS

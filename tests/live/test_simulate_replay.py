@@ -12,7 +12,7 @@ import torch
 
 from psjob import contract, modes, rules
 from psjob.modes import Async, Bounded, LocalAsync, LocalSGD, Mode, Push, Softsync, Threshold
-from psjob.process.config import LocalConfig, Place
+from psjob.process.config import LocalConfig, ProcessContext
 from psjob.rules.base import Hyperparameters, check_hyperparameters
 from psjob.simulate import digits64
 from psjob.simulate.engine import SimulationOutcome, Trace, WorkerSpeeds, simulate
@@ -56,7 +56,7 @@ class Live:
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> ProcessContext:
         return self.shards.place(rank)
 
     def taken(self, pushes: int) -> bool:

@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.worker import connection
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER, Died, Shards, Worker, all_well, aside, eventually, serving
@@ -111,7 +111,7 @@ class Behind:
     def __init__(self, shards: Shards, line: SlowLine) -> None:
         self._shards, self._line, self.guests = shards, line, shards.guests
 
-    def place(self, rank: int, start: int = 1) -> Place:
+    def place(self, rank: int, start: int = 1) -> ProcessContext:
         """As `Shards.place`."""
         place = self._shards.place(rank, start)
         shard = replace(place.config.shards[0], port=self._line.port)

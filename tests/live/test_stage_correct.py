@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from psjob.api.rulechoice import chosen_rule
+from psjob.api.rule_choice import chosen_rule
 from psjob.api.staged import StageVersions
 from psjob.modes.stages import Stages
 from psjob.pipeline import predict

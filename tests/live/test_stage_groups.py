@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from psjob.api.attachable import Pair
-from psjob.api.stagecuts import StageCuts
+from psjob.api.stage_cuts import StageCuts
 from psjob.api.training_job import TrainingJob
 from psjob.checkpoint.final import tensors_sha256
 from psjob.contract import EXIT_REFUSED

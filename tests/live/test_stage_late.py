@@ -220,8 +220,8 @@ def test_what_a_neighbour_makes_up_is_refused_by_name(
 ) -> None:
     """It has the key of the link, and a structure of tensors that is none of a stage."""
     words, made_up, says = STRANGE[name]
-    write = structures.write
-    monkeypatch.setattr(stage_connections.structures, "write", lambda given: write(made_up(given)))
+    write = structures.encode_structure
+    monkeypatch.setattr(stage_connections.structures, "encode_structure", lambda given: write(made_up(given)))
     problems = problems_of(tmp_path, 2, **WAYS[words])
     assert all(isinstance(problem, SystemExit) for problem in problems), problems
     assert says in capfd.readouterr().err

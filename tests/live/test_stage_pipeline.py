@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.api import autocuts
+from psjob.api import auto_cuts
 from psjob.checkpoint.disk import CheckpointProblem
 from psjob.contract import EXIT_REFUSED
 from psjob.modes.stages import ASKS, ChosenCuts, Stages
@@ -189,14 +189,14 @@ THREE = Stages((1, 1, 1))
 def choices(monkeypatch: pytest.MonkeyPatch) -> list[ChosenCuts]:
     """All that were chosen. Jobs of three stages leave it to psjob."""
     made: list[ChosenCuts] = []
-    choose = autocuts.choose_cuts
+    choose = auto_cuts.choose_cuts
 
     def choosing(*given: Any) -> ChosenCuts:
         with COMPUTES:
             made.append(choose(*given))
         return made[-1]
 
-    monkeypatch.setattr(autocuts, "choose_cuts", choosing)
+    monkeypatch.setattr(auto_cuts, "choose_cuts", choosing)
     monkeypatch.setitem(stage_workers.CUTS, 3, "auto")
     return made
 
@@ -312,11 +312,11 @@ def test_a_lazy_model_is_chosen_for_by_flops(tmp_path: Path, choices: list[Chose
     with on_meta():
         net = stage_workers.model()
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards:
-        found = autocuts.decided_cuts(shards.place(0), net, 4, ((stage_workers.batch(0)[0][:5],), {}))
+        found = auto_cuts.decided_cuts(shards.place(0), net, 4, ((stage_workers.batch(0)[0][:5],), {}))
         assert found == choices[0].cuts and len(found) == 2
-        assert autocuts.decided_cuts(shards.place(2), net, 4, ((stage_workers.batch(0)[0][:5],), {})) == found
+        assert auto_cuts.decided_cuts(shards.place(2), net, 4, ((stage_workers.batch(0)[0][:5],), {})) == found
 
 
 def test_without_an_example_it_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, workers=3, shards=1, stages=THREE) as shards, pytest.raises(Refused, match="give example=x"):
-        autocuts.decided_cuts(shards.place(0), nn.Sequential(nn.Linear(1, 1)), 4, None)
+        auto_cuts.decided_cuts(shards.place(0), nn.Sequential(nn.Linear(1, 1)), 4, None)

@@ -79,9 +79,9 @@ def shard_answers(sock: socket.socket, standing: ShardIdentity, run: Mapping[str
     greeting = exactly(sock, auth.GREETING_BYTES)
     peer, _ = auth.read_greeting(greeting)
     key = (
-        keys.worker(run["workers"], peer.index, peer.number)
+        keys.worker_key(run["workers"], peer.index, peer.number)
         if peer.role == "worker"
-        else keys.shard(run["shards"], peer.index, peer.number)
+        else keys.shard_key(run["shards"], peer.index, peer.number)
     )
     challenge = auth.challenge(key, greeting, standing, bytes(auth.NONCE_BYTES))
     sock.sendall(challenge)

@@ -20,13 +20,13 @@ RUN: Mapping[str, bytes] = {name: (f"{name} of a test's run").encode().ljust(key
 
 def handed(role: str, index: int, number: int = 1, run: Mapping[str, bytes] = RUN) -> Keys:
     """The keys of one process."""
-    return Keys(**keys.read(keys.written(run, role, index, number)))
+    return Keys(**keys.parse_keys(keys.process_key_file(run, role, index, number)))
 
 
 def key_file(folder: Path, role: str, index: int, number: int = 1) -> str:
     """The path of one process's key file, written to `folder`."""
     path = folder / f"keys-{role}-{index}-{number}"
-    path.write_text(keys.written(RUN, role, index, number))
+    path.write_text(keys.process_key_file(RUN, role, index, number))
     return str(path)
 
 
@@ -38,7 +38,7 @@ def write_certificates(folder: Path, shards: int, workers: int = 0) -> None:
 
 def of_run(folder: Path) -> dict[str, bytes]:
     """The keys that `psjob run` made, of `.psjob/<run>`."""
-    return keys.read((folder / "keys" / "run").read_text())
+    return keys.parse_keys((folder / "keys" / "run").read_text())
 
 
 def get(

@@ -15,8 +15,8 @@ from psjob.checkpoint import manifest
 from psjob.checkpoint.manifest import Manifest
 from psjob.checkpoint.states import read_states
 from psjob.layout.blocks import TensorSpec
-from psjob.modes import written
-from psjob.process.config import CheckpointConfig, Config, Place, ShardAddress
+from psjob.modes import format_mode
+from psjob.process.config import CheckpointConfig, Config, ProcessContext, ShardAddress
 from psjob.protocol.coordinator import checkpoints, events
 from psjob.protocol.coordinator.membership import PACE_SECONDS
 from psjob.protocol.coordinator.state import CoordinatorState
@@ -93,7 +93,7 @@ class Desk:
         peers = tuple(ShardAddress("127.0.0.1", 1 + index, 0) for index in range(shards))
         config = Config("job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, policy, 10.0, 60.0, **more)
         self.folder = folder / run
-        places = [Place("shard", i, run, number, number, 0, f"shard-{i}-{number}", config, None, folder, 0) for i in range(shards)]
+        places = [ProcessContext("shard", i, run, number, number, 0, f"shard-{i}-{number}", config, None, folder, 0) for i in range(shards)]
         self.servers = [Server(place, self.folder) for place in places]
         self.rule = "reduce" if update_at == "worker" else more.get("update_rule") or (OUTER if mode == "local" else "sgd")
         self.coordination = cast(CoordinatorDriver, self.servers[0].coordinator)
@@ -178,7 +178,7 @@ class Desk:
         store = self.servers[index].store
         serves = store.phase.name == "SERVING" if serving is None else serving
         carried = 0 if store.decided is None else store.decided.carried
-        body = hello_body(index, store.attempt, store.term, serves, store.restore_id, written(store.mode), carried)
+        body = hello_body(index, store.attempt, store.term, serves, store.restore_id, format_mode(store.mode), carried)
         self._links[index] = self.coordination.shard(index, body, order or self.servers[index].control.order)
         self.hear()
         if store.decided is not None:
@@ -272,7 +272,7 @@ class Desk:
     # -- disk ----------------------------------------------------------------------------------
 
     def manifests(self) -> list[Manifest]:
-        return [manifest.read(self.folder, path.name) for path in sorted(self.folder.glob("manifest-*.json"))]
+        return [manifest.read_manifest(self.folder, path.name) for path in sorted(self.folder.glob("manifest-*.json"))]
 
     def weights(self, made: Manifest) -> set[float]:
         """Every number that a manifest's blocks hold."""

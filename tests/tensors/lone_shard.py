@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from psjob.process.config import Config, Place, ShardAddress
+from psjob.process.config import Config, ProcessContext, ShardAddress
 from psjob.shard.pending import Replies
 from psjob.shard.server import Server
 from tests.live.live_shards import NEVER
@@ -25,7 +25,9 @@ class LoneShard:
         shards = (ShardAddress("127.0.0.1", 1, 0), ShardAddress("127.0.0.1", 2, 0))
         self.mode = mode
         config = Config("job", "run-1", "0" * 64, mode, 5, None, workers, shards, NEVER, "AllWorkers", 10.0, 60.0)
-        place = Place("shard", 1, "run-1", attempt, attempt, 0, "shard-1", config, None, checkpoints, 0, "", handed("shard", 1, attempt))
+        place = ProcessContext(
+            "shard", 1, "run-1", attempt, attempt, 0, "shard-1", config, None, checkpoints, 0, "", handed("shard", 1, attempt)
+        )
         self.folder = checkpoints / "run-1"
         self.server = Server(place, self.folder)
         self.said: list[Mapping[str, Any]] = []

@@ -17,14 +17,14 @@ from unittest import mock
 
 import torch
 
-from psjob.api import advice, data, scriptcode, values
+from psjob.api import advice, data, script_code, values
 from psjob.api import attach as attaching
 from psjob.api import data as epochs
 from psjob.api.attach import take_over
 from psjob.api.attachable import Pair
 from psjob.api.training_job import TrainingJob
 from psjob.process import errors
-from psjob.process.config import CompressionConfig, Config, Place, ShardAddress
+from psjob.process.config import CompressionConfig, Config, ProcessContext, ShardAddress
 from psjob.worker.exits import SessionEnd
 from tests.live.live_shards import NEVER
 from tests.support.runkeys import handed
@@ -184,7 +184,7 @@ def _stepping(model: Counting, optimizer: torch.optim.Optimizer, made: Run) -> A
     return step
 
 
-def _attached(here: Place, model: Counting, optimizer: torch.optim.Optimizer, made: Run, record: Record | None) -> TrainingJob:
+def _attached(here: ProcessContext, model: Counting, optimizer: torch.optim.Optimizer, made: Run, record: Record | None) -> TrainingJob:
     """The job, as `attach` makes it, with nobody at the other end of its streams."""
     pair = Pair("", model, optimizer)
     job = TrainingJob(here, [pair], {})
@@ -231,17 +231,17 @@ def _loader(count: int, first: int, workers: int) -> Any:
     return data.shard(torch.utils.data.DataLoader(torch.arange(first, first + count - short), batch_size=1, shuffle=True))
 
 
-def place(workers: int, rank: int) -> Place:
+def place(workers: int, rank: int) -> ProcessContext:
     shards = (ShardAddress("127.0.0.1", 1, 2),)
     compression = CompressionConfig()
     config = Config(
         "job", "run-1", "0" * 64, "sync", 5, None, workers, shards, NEVER, "AllWorkers", 10.0, 60.0, 1, 1 << 32, compression, "auto", None
     )
-    return Place("worker", rank, "run-1", 1, 0, 0, f"worker-{rank}-r1", config, None, None, 0, "", handed("worker", rank, 1))
+    return ProcessContext("worker", rank, "run-1", 1, 0, 0, f"worker-{rank}-r1", config, None, None, 0, "", handed("worker", rank, 1))
 
 
 @contextlib.contextmanager
-def surroundings(here: Place) -> Iterator[None]:
+def surroundings(here: ProcessContext) -> Iterator[None]:
     """The globals of one process. Functions of the tests are no functions of the script."""
     foreign = (*errors.package_folders(), f"{Path(__file__).parents[1]}/")
     with contextlib.ExitStack() as stack:
@@ -250,9 +250,9 @@ def surroundings(here: Place) -> Iterator[None]:
         stack.enter_context(mock.patch.object(attaching, "current", None))
         stack.enter_context(mock.patch.object(epochs, "worker_place", return_value=here))
         stack.enter_context(mock.patch.object(values, "_state", values.ScriptState()))
-        scriptcode.is_script_code.cache_clear()
+        script_code.is_script_code.cache_clear()
         data.Taken._looked_up.clear()
         try:
             yield
         finally:
-            scriptcode.is_script_code.cache_clear()
+            script_code.is_script_code.cache_clear()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import psjob as ps
-from psjob.api import autocuts
+from psjob.api import auto_cuts
 from psjob.modes.stages import ChosenCuts, Stages
 from psjob.pipeline.cuts import beginnings
 from psjob.planning.plan import ModelNode, ModelWork, Output, PipelineWay, Plan, PlannedStage, Profile, Tied, in_blocks
@@ -90,7 +90,7 @@ def test_given_replicas_the_answer_is_near_the_best_of_all(seed: int) -> None:
         for i in range(count)
     )  # fmt: skip
     replicas = tuple(chance.choice([1, 1, 2, 3]) for _ in range(chance.randrange(2, min(count, 4) + 1)))
-    grid = autocuts.Grid(sum(replicas), 1, autocuts.LINK, autocuts.LINK, False, 2 / autocuts.LINK.bandwidth)
+    grid = auto_cuts.Grid(sum(replicas), 1, auto_cuts.LINK, auto_cuts.LINK, False, 2 / auto_cuts.LINK.bandwidth)
     way = chance.choice([PipelineWay("flush", 8), PipelineWay("pipedream", accumulate=8), PipelineWay("2bw", accumulate=8)])
     case = Case(ModelWork(Profile(nodes)), grid, way, chance.choice([None, 1.2e7]))
     every = [predict(case, plan) for plan in plans(count, replicas) if fits(case, plan)]
@@ -104,14 +104,14 @@ def test_given_replicas_the_answer_is_near_the_best_of_all(seed: int) -> None:
 def test_more_stages_than_modules_are_refused() -> None:
     profile = Profile((node("a"), node("b")), model="Net")
     with pytest.raises(Refused, match=r"Net has 2 modules that a stage could begin with.*spec.stages has 3 stages"):
-        autocuts.solved(profile, (1, 1, 1), PipelineWay("flush", 4), None)
+        auto_cuts.solved(profile, (1, 1, 1), PipelineWay("flush", 4), None)
 
 
 def test_a_limit_that_nothing_fits_is_refused() -> None:
     profile = Profile((node("a", parameters=1 << 20), node("b", parameters=1 << 20)))
     with pytest.raises(Refused, match=r"no cuts into 2 stages fit workers with 1 MiB for the model, and the fastest ones need 2 MiB"):
-        autocuts.solved(profile, (1, 1), PipelineWay("flush", 4), float(1 << 20))
-    assert len(autocuts.solved(profile, (1, 1), PipelineWay("flush", 4), float(3 << 20)).plan) == 2
+        auto_cuts.solved(profile, (1, 1), PipelineWay("flush", 4), float(1 << 20))
+    assert len(auto_cuts.solved(profile, (1, 1), PipelineWay("flush", 4), float(3 << 20)).plan) == 2
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_choosing_leaves_the_model_and_the_random_numbers_as_they_were() -> None
     model, x = net(), torch.ones(4, 8)
     before = {name: one.clone() for name, one in model.state_dict().items()}
     stream = torch.get_rng_state()
-    chosen = autocuts.choose_cuts(config(1, 1), model, 4, ((x,), {}), None)
+    chosen = auto_cuts.choose_cuts(config(1, 1), model, 4, ((x,), {}), None)
     assert chosen.cuts[0] in ("1", "4", "5") and chosen.seconds > 0
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters()) and torch.equal(stream, torch.get_rng_state())
@@ -178,15 +178,15 @@ def test_choosing_puts_back_a_buffer_that_was_replaced() -> None:
     """Worker 0 alone chooses: its model would differ from that of all others."""
     model = nn.Sequential(Counts(), Counts())
     held = [id(one) for one in model.buffers()]
-    autocuts.choose_cuts(config(1, 1), model, 4, ((torch.ones(4, 8),), {}), None)
+    auto_cuts.choose_cuts(config(1, 1), model, 4, ((torch.ones(4, 8),), {}), None)
     assert [float(one) for one in model.buffers()] == [0.0, 0.0] and [id(one) for one in model.buffers()] == held
 
 
 def test_a_model_that_would_not_fit_is_counted_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net()
     model[5].weight = model[0].weight
-    monkeypatch.setattr(autocuts.system, "memory_left", lambda: 100)
-    made = autocuts.profile(model, ((torch.ones(4, 8),), {}))
+    monkeypatch.setattr(auto_cuts.system, "memory_left", lambda: 100)
+    made = auto_cuts.profile(model, ((torch.ones(4, 8),), {}))
     assert made.estimated and [tied.bytes for tied in made.tied] == [256]
     assert not any(one.is_meta for one in model.parameters())
 
@@ -205,19 +205,19 @@ class Adds(nn.Module):
 
 
 def test_a_model_that_must_be_exported_is_cut_too() -> None:
-    chosen = autocuts.choose_cuts(config(1, 1), Adds(), 4, ((torch.ones(4, 8),), {}), None)
+    chosen = auto_cuts.choose_cuts(config(1, 1), Adds(), 4, ((torch.ones(4, 8),), {}), None)
     assert chosen.cuts[0] in ("layers.1", "layers.2", "layers.3")
 
 
 def test_an_example_that_does_not_go_through_is_refused() -> None:
     with pytest.raises(Refused, match=r"cannot run Sequential on its example: RuntimeError"):
-        autocuts.choose_cuts(config(1, 1), net(), 4, ((torch.ones(4, 9),), {}), None)
+        auto_cuts.choose_cuts(config(1, 1), net(), 4, ((torch.ones(4, 9),), {}), None)
 
 
 def test_a_name_that_shard_0_would_not_keep_is_refused_at_once() -> None:
     layers = OrderedDict((letter * 600, nn.Linear(8, 8)) for letter in "ab")
     with pytest.raises(Refused, match=r'cuts="auto": cuts are .*expected a list of different names of modules; name the cuts'):
-        autocuts.choose_cuts(config(1, 1), nn.Sequential(layers), 4, ((torch.ones(4, 8),), {}), None)
+        auto_cuts.choose_cuts(config(1, 1), nn.Sequential(layers), 4, ((torch.ones(4, 8),), {}), None)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_name_that_shard_0_would_not_keep_is_refused_at_once() -> None:
     ],
 )
 def test_the_way_is_the_jobs(more: dict[str, Any], way: PipelineWay) -> None:
-    assert autocuts.planned_way(config(1, 1, **more), 6) == way
+    assert auto_cuts.planned_way(config(1, 1, **more), 6) == way
 
 
 def test_outside_a_job_it_is_plain_torch() -> None:

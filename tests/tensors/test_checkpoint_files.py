@@ -57,7 +57,7 @@ def test_what_is_wanted_is_read_and_checked(tmp_path: Path) -> None:
     assert again == fact
     found = files.read_blocks(path, ["1.double"], again)
     assert list(found) == ["1.double"] and torch.equal(found["1.double"], dict(TENSORS)["1.double"])
-    files.check(path, again)
+    files.check_file(path, again)
     with pytest.raises(Damage, match=r"tensor 9\.weights"):
         files.read_blocks(path, ["9.weights"], again)
 
@@ -89,7 +89,7 @@ def test_a_large_file_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fact = files.write_blocks(tmp_path, "a.safetensors", tensors)
     found = safetensors.torch.load_file(tmp_path / "a.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors)
-    files.check(tmp_path / "a.safetensors", fact)
+    files.check_file(tmp_path / "a.safetensors", fact)
     assert fact.tensors["3.paged"].offset % 4096 == 0
 
 
@@ -133,7 +133,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path, position: int, change: int)
     raw[position % len(raw)] ^= change
     path.write_bytes(raw)
     with pytest.raises(Damage, match=r"a\.safetensors is damaged: expected .*, found "):
-        files.check(path, fact)
+        files.check_file(path, fact)
     with pytest.raises(Damage):
         files.read_blocks(path, None, fact)
     try:
@@ -146,7 +146,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path, position: int, change: int)
 def test_every_damage_is_found(tmp_path: Path, how: str) -> None:
     path, fact = written(tmp_path)
     damage(path, how)
-    for call in (lambda: files.check(path, fact), lambda: files.read_blocks(path, None, fact)):
+    for call in (lambda: files.check_file(path, fact), lambda: files.read_blocks(path, None, fact)):
         with pytest.raises(Damage, match="expected"):
             call()
     if how != "another":
@@ -223,7 +223,7 @@ def test_a_failed_fsync_is_never_tried_again(tmp_path: Path, monkeypatch: pytest
 def test_a_leftover_temp_file_of_the_same_name_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors.tmp").write_bytes(b"half")
     path, fact = written(tmp_path)
-    files.check(path, fact)
+    files.check_file(path, fact)
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
 
 

@@ -32,23 +32,23 @@ def committed(folder: Path, *steps: int, term: int = 1, **more: Any) -> list[man
 
 def test_the_newest_comes_back_whole(tmp_path: Path) -> None:
     first, second = committed(tmp_path, 0, 10)
-    found, problems = manifest.newest(tmp_path, RUN)
+    found, problems = manifest.newest_manifest(tmp_path, RUN)
     assert found == second != first and problems == []
-    assert manifest.newest(tmp_path, None)[0] == second
+    assert manifest.newest_manifest(tmp_path, None)[0] == second
     assert found is not None and found.name == "manifest-v000001-s000000000010.json" and found.bytes > 0
 
 
 def test_a_higher_view_counts_more_than_a_higher_step(tmp_path: Path) -> None:
     committed(tmp_path, 50, term=1)
     (low,) = committed(tmp_path, 10, term=2)
-    assert manifest.newest(tmp_path, RUN)[0] == low
+    assert manifest.newest_manifest(tmp_path, RUN)[0] == low
 
 
 def test_nothing_is_none_and_another_run_is_passed_over(tmp_path: Path) -> None:
-    assert manifest.newest(tmp_path, RUN) == (None, [])
-    assert manifest.newest(tmp_path / "missing", RUN) == (None, [])
+    assert manifest.newest_manifest(tmp_path, RUN) == (None, [])
+    assert manifest.newest_manifest(tmp_path / "missing", RUN) == (None, [])
     committed(tmp_path, 10, run="other")
-    found, problems = manifest.newest(tmp_path, RUN)
+    found, problems = manifest.newest_manifest(tmp_path, RUN)
     assert found is None and problems == ["manifest-v000001-s000000000010.json is of run other, not of run-1"]
 
 
@@ -63,7 +63,7 @@ def test_any_damage_means_the_one_before(tmp_path: Path, which: str, how: str) -
         (tmp_path / name).write_bytes(raw)
     else:
         damage(tmp_path / name, how)
-    found, problems = manifest.newest(tmp_path, RUN)
+    found, problems = manifest.newest_manifest(tmp_path, RUN)
     assert found == before
     if (which, how) != ("manifest", "gone"):
         assert len(problems) == 1
@@ -77,13 +77,13 @@ def test_swapped_files_are_found(tmp_path: Path) -> None:
     one.rename(tmp_path / "t")
     two.rename(one)
     (tmp_path / "t").rename(two)
-    assert manifest.newest(tmp_path, RUN)[0] == before
+    assert manifest.newest_manifest(tmp_path, RUN)[0] == before
 
 
 def test_a_manifest_under_another_name_is_found(tmp_path: Path) -> None:
     (made,) = committed(tmp_path, 10)
     (tmp_path / "manifest-v000009-s000000000010.json").write_bytes((tmp_path / made.name).read_bytes())
-    found, problems = manifest.newest(tmp_path, RUN)
+    found, problems = manifest.newest_manifest(tmp_path, RUN)
     assert found == made and len(problems) == 1
 
 
@@ -153,7 +153,7 @@ def test_any_wrong_value_under_a_right_hash_is_damage_or_harmless(tmp_path_facto
     try:
         changed = manifest.decode(rewritten(made, change), made.name)
         for fact in changed.listed():
-            files.check(folder / fact.name, fact)
+            files.check_file(folder / fact.name, fact)
         states.read_states(folder, changed, range(len(changed.layout.blocks)))
     except Damage:
         pass
@@ -173,7 +173,7 @@ def test_what_is_no_manifest_is_damage(raw: bytes) -> None:
 def test_a_manifest_of_an_older_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
     before, after = committed(tmp_path, 10, 20)
     (tmp_path / after.name).write_bytes(rewritten(after, lambda body: body.update(format=1)))
-    found, problems = manifest.newest(tmp_path, RUN)
+    found, problems = manifest.newest_manifest(tmp_path, RUN)
     assert found == before and "has format 1, this psjob reads 2: an older psjob wrote it" in problems[0]
 
 
@@ -202,10 +202,10 @@ def test_a_shallow_look_leaves_bytes_to_those_who_read_them(tmp_path: Path) -> N
     raw = bytearray(path.read_bytes())
     raw[-5] ^= 1
     path.write_bytes(raw)
-    assert manifest.newest(tmp_path, RUN, whole=False) == (after, [])
-    assert manifest.newest(tmp_path, RUN, whole=False, passed={after.name}) == (before, [])
+    assert manifest.newest_manifest(tmp_path, RUN, whole=False) == (after, [])
+    assert manifest.newest_manifest(tmp_path, RUN, whole=False, passed={after.name}) == (before, [])
     path.write_bytes(raw[:-1])
-    found, problems = manifest.newest(tmp_path, RUN, whole=False)
+    found, problems = manifest.newest_manifest(tmp_path, RUN, whole=False)
     assert found == before and path.name in problems[0]
 
 
@@ -214,7 +214,7 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: P
     for counters in ({"a": float("nan")}, {"a": object()}):
         with pytest.raises(CheckpointProblem, match="what JSON cannot"):
             manifest.commit(tmp_path, dataclasses.replace(made, counters=counters))
-    assert manifest.newest(tmp_path, RUN) == (None, [])
+    assert manifest.newest_manifest(tmp_path, RUN) == (None, [])
 
 
 # -- claims ----------------------------------------------------------------------------------------
@@ -223,36 +223,36 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: P
 def test_a_view_is_claimed_once(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "r"
     assert claim.highest(folder) is None
-    assert claim.claim(folder, 3, "pod-a") is True
-    assert claim.claim(folder, 3, "pod-a") is False
+    assert claim.claim_term(folder, 3, "pod-a") is True
+    assert claim.claim_term(folder, 3, "pod-a") is False
     assert claim.highest(folder) == (3, "pod-a")
     with pytest.raises(Fenced, match="term 3 of this run is claimed by pod-a; this is pod-b") as equal:
-        claim.claim(folder, 3, "pod-b")
+        claim.claim_term(folder, 3, "pod-b")
     with pytest.raises(Fenced, match="term 3 of this run is claimed by pod-a; this is term 2") as lower:
-        claim.claim(folder, 2, "pod-a")
+        claim.claim_term(folder, 2, "pod-a")
     assert (equal.value.term, lower.value.term) == (3, 3)
-    assert claim.claim(folder, 4, "pod-b") is True
+    assert claim.claim_term(folder, 4, "pod-b") is True
 
 
 def test_a_claim_whose_writer_died_belongs_to_nobody(tmp_path: Path) -> None:
     (tmp_path / "CLAIM-000002").write_bytes(b"")
     assert claim.highest(tmp_path) == (2, "")
     with pytest.raises(Fenced, match="another pod"):
-        claim.claim(tmp_path, 2, "pod-a")
+        claim.claim_term(tmp_path, 2, "pod-a")
 
 
 def test_a_claim_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text('{"owner": "pod-a"}')
     (tmp_path / "CLAIM-000002").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Fenced):
-        claim.claim(tmp_path, 2, "pod-a")
+        claim.claim_term(tmp_path, 2, "pod-a")
 
 
 def test_an_old_view_can_neither_commit_nor_prune(tmp_path: Path) -> None:
-    claim.claim(tmp_path, 1, "old")
+    claim.claim_term(tmp_path, 1, "old")
     committed(tmp_path, 0, 10)
     late = save(tmp_path, 20)
-    claim.claim(tmp_path, 2, "new")
+    claim.claim_term(tmp_path, 2, "new")
     before = names(tmp_path)
     with pytest.raises(Fenced):
         manifest.commit(tmp_path, late, "old")
@@ -275,7 +275,7 @@ def test_a_claim_between_rename_and_answer_is_seen(tmp_path: Path, monkeypatch: 
 
 
 def test_an_equal_view_of_another_pod_stops_a_commit(tmp_path: Path) -> None:
-    claim.claim(tmp_path, 1, "pod-a")
+    claim.claim_term(tmp_path, 1, "pod-a")
     with pytest.raises(Fenced, match="this is pod-b"):
         manifest.commit(tmp_path, save(tmp_path, 10), "pod-b")
 
@@ -287,7 +287,7 @@ def test_prune_keeps_the_newest_and_their_files_only(tmp_path: Path) -> None:
     made = committed(tmp_path, 0, 10, 20, 30)
     (tmp_path / FINAL_WEIGHTS).write_bytes(b"x")
     (tmp_path / "mine.txt").write_bytes(b"x")
-    claim.claim(tmp_path, 1, "pod")
+    claim.claim_term(tmp_path, 1, "pod")
     save(tmp_path, 25)  # a snapshot that was void
     (tmp_path / "v000001-c000024-shard000-a1.safetensors.tmp").write_bytes(b"half")
     (tmp_path / "manifest-v000001-s000000000007.json.tmp").write_bytes(b"half")
@@ -297,7 +297,7 @@ def test_prune_keeps_the_newest_and_their_files_only(tmp_path: Path) -> None:
     assert {n.split("-")[1] for n in names(tmp_path, "v0")} == {"c000020", "c000030", "c000040"}
     assert {FINAL_WEIGHTS, "mine.txt", "CLAIM-000001"} <= set(names(tmp_path))
     manifest.commit(tmp_path, inflight)
-    assert manifest.newest(tmp_path, RUN) == (inflight, [])
+    assert manifest.newest_manifest(tmp_path, RUN) == (inflight, [])
 
 
 def test_prune_of_a_new_view_clears_what_the_old_left(tmp_path: Path) -> None:
@@ -312,9 +312,9 @@ def test_prune_of_a_new_view_clears_what_the_old_left(tmp_path: Path) -> None:
 def test_prune_leaves_the_highest_claim_alone(tmp_path: Path) -> None:
     for term in (1, 2):
         (tmp_path / f"CLAIM-{term:06d}").write_text("{}")
-    claim.prune(tmp_path, 4)
+    claim.remove_older_claims(tmp_path, 4)
     assert names(tmp_path) == ["CLAIM-000001", "CLAIM-000002"], "not claimed itself: the highest of these still holds"
-    claim.claim(tmp_path, 4, "shard-0")
+    claim.claim_term(tmp_path, 4, "shard-0")
     (made,) = committed(tmp_path, 3, term=4)
     manifest.prune(tmp_path, 1, made)
     assert names(tmp_path, "CLAIM") == ["CLAIM-000004"]
@@ -329,7 +329,7 @@ def test_prune_spares_final_other_runs_and_higher_views(tmp_path: Path) -> None:
     assert set(names(tmp_path, "manifest")) == {last.name, other.name, new[-1].name, higher.name}
     for one in (last, other, new[-1], higher):
         for fact in one.listed():
-            files.check(tmp_path / fact.name, fact)
+            files.check_file(tmp_path / fact.name, fact)
 
 
 def test_prune_removes_damaged_manifests_behind_a_good_one(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_weights_are_those_of_the_newest_checkpoint_until_there_are_final_ones(t
 
 def test_weights_of_a_checkpoint_that_is_pruned_meanwhile_are_those_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (first,) = committed(tmp_path, 10)
-    newest = manifest.newest
+    newest = manifest.newest_manifest
 
     def pruned(folder: Path, run: str | None, **words: Any) -> Any:
         found = newest(folder, run, **words)
@@ -440,7 +440,7 @@ def test_weights_of_a_checkpoint_that_is_pruned_meanwhile_are_those_of_the_next(
                 (tmp_path / name).unlink()
         return found
 
-    monkeypatch.setattr(manifest, "newest", pruned)
+    monkeypatch.setattr(manifest, "newest_manifest", pruned)
     assert final.read_weights(tmp_path)["bn.running_mean"].tolist() == [20, 20, 20]
 
 
@@ -475,7 +475,7 @@ def test_the_folder_is_made_and_a_closed_one_is_a_sentence(tmp_path: Path) -> No
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointProblem, match="cannot"):
-        claim.claim(tmp_path / "file" / "x", 1, "pod")
+        claim.claim_term(tmp_path / "file" / "x", 1, "pod")
 
 
 @pytest.mark.parametrize("reachable", [True, False], ids=["a folder that is closed", "below a folder that is closed"])
@@ -492,7 +492,7 @@ def test_a_folder_of_another_user_is_a_sentence(reachable: bool) -> None:
             try:
                 if os.geteuid() == 0:
                     os.setresuid(65534, 65534, 65534)
-                claim.claim(closed, 1, "pod")
+                claim.claim_term(closed, 1, "pod")
             except CheckpointProblem as problem:
                 sentence = str(problem)
             except BaseException as error:

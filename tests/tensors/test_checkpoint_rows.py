@@ -51,7 +51,7 @@ def test_a_chain_gives_back_what_was_snapshot(tmp_path: Path, seed: int) -> None
     assert any(len(chain) > 1 for made, _, _ in moments for chain in made.rows.chains if made.rows), "changed rows only were written"
     for made, truth, step in moments:
         for shards in (2, 1, 3):
-            back, found = restored(tmp_path, manifest.read(tmp_path, made.name), shards)
+            back, found = restored(tmp_path, manifest.read_manifest(tmp_path, made.name), shards)
             assert found == truth
             assert {n for of in back for _, n in of} == {step}
             for shard, of in enumerate(back):
@@ -148,13 +148,13 @@ def test_damage_anywhere_in_a_chain_means_the_manifest_before(tmp_path: Path) ->
     raw = bytearray(path.read_bytes())
     raw[-9] ^= 4
     path.write_bytes(raw)
-    found, problems = manifest.newest(tmp_path, "run-1")
+    found, problems = manifest.newest_manifest(tmp_path, "run-1")
     assert found is not None and found.step == first.step
     assert path.name in problems[0]
     with pytest.raises(Damage, match=path.name):
         restored(tmp_path, second, 2)
     (tmp_path / second.rows.chains[1][0]).unlink()
-    assert manifest.newest(tmp_path, "run-1")[0] is None
+    assert manifest.newest_manifest(tmp_path, "run-1")[0] is None
 
 
 def test_files_stay_as_long_as_a_kept_manifest_needs_them(tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ def test_files_stay_as_long_as_a_kept_manifest_needs_them(tmp_path: Path) -> Non
         made = world.checkpoint()
         manifest.prune(tmp_path, 2, made)
         assert restored(tmp_path, made, 1)[1] == world.truth()
-        found, problems = manifest.newest(tmp_path, "run-1")
+        found, problems = manifest.newest_manifest(tmp_path, "run-1")
         assert found == made and problems == []
     on_disk = {path.name for path in tmp_path.glob("*-rows.safetensors")}
-    kept = [manifest.read(tmp_path, path.name) for path in tmp_path.glob("manifest-*")]
+    kept = [manifest.read_manifest(tmp_path, path.name) for path in tmp_path.glob("manifest-*")]
     assert on_disk == {fact.name for each in kept if each.rows for fact in each.rows.files}
 
 

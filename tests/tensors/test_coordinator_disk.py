@@ -17,7 +17,7 @@ from psjob.checkpoint.disk import CheckpointProblem
 from psjob.checkpoint.manifest import sweep_orphans
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import events
-from psjob.protocol.coordinator.events import Stream
+from psjob.protocol.coordinator.events import StreamFacts
 from psjob.wire.frame import Header, Kind
 from tests.live.live_shards import eventually, serving
 from tests.tensors.checkpoint_parts import RUN, names, save
@@ -101,7 +101,7 @@ def test_a_full_volume_at_the_claim_is_waited_for(tmp_path: Path, volume: Volume
 
 
 def test_room_for_a_claim_is_reserved(tmp_path: Path, volume: Volume) -> None:
-    claim.claim(tmp_path, 1, "pod-a")
+    claim.claim_term(tmp_path, 1, "pod-a")
     assert (tmp_path / claim.RESERVE).stat().st_size == claim.RESERVE_BYTES
     tries = []
     real = claim._write
@@ -114,7 +114,7 @@ def test_room_for_a_claim_is_reserved(tmp_path: Path, volume: Volume) -> None:
 
     claim._write = write
     try:
-        assert claim.claim(tmp_path, 2, "pod-b") is True
+        assert claim.claim_term(tmp_path, 2, "pod-b") is True
     finally:
         claim._write = real
     assert tries == [True, False] and claim.highest(tmp_path) == (2, "pod-b")
@@ -124,7 +124,7 @@ def test_room_for_a_claim_is_reserved(tmp_path: Path, volume: Volume) -> None:
 def test_a_claim_for_which_there_is_no_room_at_all_is_a_sentence(tmp_path: Path, volume: Volume) -> None:
     volume.full = ("CLAIM", claim.RESERVE)
     with pytest.raises(CheckpointProblem, match="ENOSPC") as raised:
-        claim.claim(tmp_path, 1, "pod-a")
+        claim.claim_term(tmp_path, 1, "pod-a")
     assert raised.value.full and names(tmp_path) == []
 
 
@@ -165,13 +165,13 @@ def test_the_coordinator_reads_no_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     desk = Desk(tmp_path, number=2)
     desk.settle()
     opened: list[str] = []
-    real = files.opened
+    real = files.opened_checkpoint_file
 
     def seen(path: Path, *more: Any) -> Any:
         opened.append(path.name)
         return real(path, *more)
 
-    monkeypatch.setattr(files, "opened", seen)
+    monkeypatch.setattr(files, "opened_checkpoint_file", seen)
     found = desk.coordination.disk.carry_out(events.ReadNewest(99, 2, frozenset(), True))
     assert isinstance(found, events.NewestRead) and found.found is not None and set(found.records or {}) == {0, 1}
     assert opened and all("-records" in name for name in opened)
@@ -219,12 +219,12 @@ def test_a_sweep_takes_only_what_nobody_can_need(tmp_path: Path) -> None:
     save(tmp_path, 40)
     gone = sweep_orphans(tmp_path, 1, 40)
     assert gone and all("-c000020-" in name for name in gone), "a snapshot that may be in flight stays, and what a manifest lists"
-    assert manifest.newest(tmp_path, RUN) == (made, [])
+    assert manifest.newest_manifest(tmp_path, RUN) == (made, [])
     (tmp_path / "manifest-v000001-s000000000041.json").write_bytes(
         manifest.encode(replace(made, step=41)).replace(b'"format": 2', b'"format": 1')
     )
     assert sweep_orphans(tmp_path, 1, 99) == [], "what that one lists is not known here"
-    claim.claim(tmp_path, 2, "newer")
+    claim.claim_term(tmp_path, 2, "newer")
     with pytest.raises(Fenced):
         sweep_orphans(tmp_path, 1, 99)
 
@@ -263,7 +263,7 @@ def test_a_bug_in_the_coordinator_ends_its_process_with_the_reason(tmp_path: Pat
         coordination = shards.servers[0].coordinator
         assert coordination is not None and eventually(lambda: coordination.machine.state.phase == "fresh")
         coordination.machine.state.members.all.clear()
-        coordination.post(events.WorkerHello(Stream(7, 0, (1, 0), True, "sync")))
+        coordination.post(events.WorkerHello(StreamFacts(7, 0, (1, 0), True, "sync")))
         assert eventually(lambda: bool(told))
     assert "thread coordinator failed: KeyError" in told[0]
 

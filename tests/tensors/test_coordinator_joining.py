@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psjob import contract
-from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, of, read, written
+from psjob.modes import Async, Backup, Bounded, ServedMode, Softsync, Sync, format_mode, of, parse_mode
 from psjob.process.config import desired_config, place
 from psjob.process.errors import Refused
 from psjob.protocol.coordinator import events, recovery
@@ -227,15 +227,15 @@ def test_the_way_to_another_mode(runs: ServedMode, wish: ServedMode, after: Serv
 
 @pytest.mark.parametrize("mode", [Sync(), Async(), Bounded(1), Bounded(7)])
 def test_a_mode_is_read_as_it_was_written(mode: ServedMode) -> None:
-    assert read(written(mode)) == mode
+    assert parse_mode(format_mode(mode)) == mode
     for word in ("some", "bounded:many"):
         with pytest.raises(ValueError, match=word.partition(":")[2] or word):
-            read(word)
+            parse_mode(word)
 
 
 def again(desk: Desk, rewinds: int, mode: ServedMode | None = None) -> list[Clerk]:
     """All workers say hello as fresh processes that run `mode` (None: the job's)."""
-    word = written(desk.c.mode if mode is None else mode)
+    word = format_mode(desk.c.mode if mode is None else mode)
     clerks = [desk.hello(rank, rewinds=rewinds, mode=word) for rank in desk.c.members.all]
     desk.settle()
     return clerks

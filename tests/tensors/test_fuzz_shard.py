@@ -226,7 +226,7 @@ def read_whole(folder: Path, found: Manifest) -> None:
         tables = {shard: read_admission(folder, found, shard) for shard in range(found.shards)}
         open_blocks(found, {shard: rows for shard, rows in tables.items() if rows is not None})
     with contextlib.suppress(CheckpointProblem):
-        manifest.newest(folder, parts.RUN)
+        manifest.newest_manifest(folder, parts.RUN)
 
 
 @counts(100, 100_000)
@@ -276,7 +276,7 @@ def test_a_changed_file_is_damaged_or_read(tmp_path: Path, made: Manifest, cases
                 with contextlib.suppress(CheckpointProblem):
                     files.read_blocks(path, None, expect)
             with contextlib.suppress(CheckpointProblem):
-                files.check(path, fact)
+                files.check_file(path, fact)
             if facts_too:
                 with contextlib.suppress(CheckpointProblem):
                     read_whole(tmp_path, _refitted(made, refitted(path)))
@@ -292,7 +292,7 @@ def test_a_changed_file_is_damaged_or_read(tmp_path: Path, made: Manifest, cases
 
 def refitted(path: Path) -> FileFact:
     """The facts of a file as it is now."""
-    with files.opened(path) as reader:
+    with files.opened_checkpoint_file(path) as reader:
         spans = {}
         for name, entry in reader.entries.items():
             raw = path.read_bytes()[reader._data + entry.begin : reader._data + entry.end]
@@ -332,7 +332,7 @@ def test_a_changed_admission_table_is_damaged_or_read(tmp_path: Path, made: Mani
 
 @counts(50, 50_000)
 def test_a_changed_claim_is_nobodys_or_read(tmp_path: Path, cases: int) -> None:
-    claim.claim(tmp_path, 3, "shard-0")
+    claim.claim_term(tmp_path, 3, "shard-0")
     path = tmp_path / "CLAIM-000003"
     raw = path.read_bytes()
 

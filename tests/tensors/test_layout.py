@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from psjob.layout import memory
 from psjob.layout.blocks import EDGE, SIZES, Layout, TensorSpec, assign, live_ranges
 from psjob.layout.packing import Pack
-from psjob.layout.structures import ALIGNED, read, write
+from psjob.layout.structures import ALIGNED, decode_structure, encode_structure
 from psjob.wire.frame import WireError
 from tests.tensors.layouts import SPECS, table
 
@@ -282,9 +282,9 @@ SHAPES = st.lists(st.integers(0, 4), max_size=3)
 
 
 def sent(value: Any) -> Any:
-    head, parts = write(value)
+    head, parts = encode_structure(value)
     assert len(head) % ALIGNED == 0
-    return read(head, memoryview(bytearray(b"".join(parts))))
+    return decode_structure(head, memoryview(bytearray(b"".join(parts))))
 
 
 @st.composite
@@ -327,7 +327,7 @@ def test_numbers_that_are_none_travel_too() -> None:
 
 def test_a_tensor_is_not_copied_before_it_is_sent() -> None:
     tensor = torch.zeros(64)
-    _, (raw,) = write(tensor)
+    _, (raw,) = encode_structure(tensor)
     tensor[0] = 1.0
     assert bytes(raw[:4]) == b"\0\0\x80?"
 
@@ -344,7 +344,7 @@ def test_a_tensor_is_not_copied_before_it_is_sent() -> None:
 )
 def test_what_cannot_be_sent_is_named(value: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        write([value])
+        encode_structure([value])
 
 
 def test_what_is_nested_too_deep_is_neither_written_nor_read() -> None:
@@ -353,9 +353,9 @@ def test_what_is_nested_too_deep_is_neither_written_nor_read() -> None:
     for _ in range(40):
         deep, told = [deep], {"l": [told]}
     with pytest.raises(ValueError, match="nested deeper"):
-        write(deep)
+        encode_structure(deep)
     with pytest.raises(WireError, match="nested deeper"):
-        read(json.dumps(told).encode(), memoryview(b""))
+        decode_structure(json.dumps(told).encode(), memoryview(b""))
 
 
 @pytest.mark.parametrize(
@@ -368,15 +368,15 @@ def test_what_is_nested_too_deep_is_neither_written_nor_read() -> None:
 )  # fmt: skip
 def test_what_is_no_structure_is_refused(told: Any) -> None:
     with pytest.raises(WireError):
-        read(json.dumps(told).encode(), memoryview(b""))
+        decode_structure(json.dumps(told).encode(), memoryview(b""))
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
 def test_other_bytes_are_refused(head: bytes, body: bytes) -> None:
     with pytest.raises(WireError):
-        read(head, memoryview(bytearray(body + b"x")))
+        decode_structure(head, memoryview(bytearray(body + b"x")))
 
 
 def test_bytes_that_nobody_told_of_are_refused() -> None:
     with pytest.raises(WireError, match="has 64 bytes of tensors, and says 0"):
-        read(b'{"v":1}', memoryview(bytearray(64)))
+        decode_structure(b'{"v":1}', memoryview(bytearray(64)))

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.api import advice, scriptchanges
+from psjob.api import advice, script_changes
 from psjob.api.attachable import AddedGroups, Pair, joined_pairs, later_groups, next_added
 from psjob.api.consistency import Stepping, Unattached
-from psjob.api.scriptchanges import CHANGED, LOST, UNCLIPPED, LeftGradients, OwnGradients
-from psjob.api.scriptchanges import WeightChangeDetector as Detector
+from psjob.api.script_changes import CHANGED, LOST, UNCLIPPED, LeftGradients, OwnGradients
+from psjob.api.script_changes import WeightChangeDetector as Detector
 from psjob.api.training_job import TrainingJob
 from psjob.api.values import renewed
 from psjob.process.errors import Refused
@@ -315,7 +315,7 @@ def test_rounding_is_no_change_and_a_nan_is_itself() -> None:
 
 
 def test_a_value_that_is_not_looked_at_is_seen_the_second_time() -> None:
-    by_hand, (p,) = watched(torch.zeros(scriptchanges.VALUES * 10))
+    by_hand, (p,) = watched(torch.zeros(script_changes.VALUES * 10))
     with torch.no_grad():
         p[1] = 5.0
     assert by_hand.change() is None
@@ -327,13 +327,13 @@ def test_a_value_that_is_not_looked_at_is_seen_the_second_time() -> None:
 
 
 def test_of_many_parameters_the_looks_take_turns() -> None:
-    by_hand, parameters = watched(*[torch.zeros(3) for _ in range(scriptchanges.ROWS * 2)])
-    parameters[scriptchanges.ROWS + 5].data.fill_(1.0)
+    by_hand, parameters = watched(*[torch.zeros(3) for _ in range(script_changes.ROWS * 2)])
+    parameters[script_changes.ROWS + 5].data.fill_(1.0)
     assert by_hand.change() is None
     by_hand.remember()
-    parameters[scriptchanges.ROWS + 5].data.fill_(2.0)
+    parameters[script_changes.ROWS + 5].data.fill_(2.0)
     found = by_hand.change()
-    assert found is not None and found.row == scriptchanges.ROWS + 5
+    assert found is not None and found.row == script_changes.ROWS + 5
 
 
 def test_the_shards_own_change_and_an_unfinished_step_are_none() -> None:

@@ -18,8 +18,8 @@ import torch
 
 from psjob.api import compatibility
 from psjob.api.attachable import features_of
-from psjob.api.compatibility import CLASHES, Clash, Features, refuse
-from psjob.api.rulechoice import LrScaling
+from psjob.api.compatibility import CLASHES, Clash, Features, refuse_clashes
+from psjob.api.rule_choice import LrScaling
 from psjob.modes.stages import Stages
 from psjob.process import errors
 from psjob.process.config import CheckpointConfig, CompressionConfig, Config, LocalConfig
@@ -137,10 +137,10 @@ JOB = Config("job", "run", "0", "sync", 0, None, 3, (), CheckpointConfig(1.0, No
 def test_libraries_that_would_make_a_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("accelerate", "lightning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    compatibility.refuse(features_of([], overlap=False), JOB)
+    compatibility.refuse_clashes(features_of([], overlap=False), JOB)
     monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
     with pytest.raises(Refused, match="Accelerate does not go with 2 processes per worker"):
-        compatibility.refuse(features_of([], overlap=False), JOB)
+        compatibility.refuse_clashes(features_of([], overlap=False), JOB)
 
 
 def test_the_rate_is_scaled_by_all_processes() -> None:
@@ -228,9 +228,9 @@ BOTH: list[tuple[str, Features, Config | None]] = [
 def test_both_are_refused_and_each_is_taken(said: str, features: Features, job: Config | None, clash: Clash) -> None:
     assert clash.holds(features, job) and said in clash.sentence(features, job)
     with pytest.raises(Refused, match=r" does not go with .*; "):
-        refuse(features, job)
+        refuse_clashes(features, job)
     assert not clash.holds(NOTHING, ONE)
-    refuse(NOTHING, ONE)
+    refuse_clashes(NOTHING, ONE)
     if job is not None and features != NOTHING:
         assert not clash.holds(features, None), "outside a job only the script counts"
 
@@ -242,7 +242,7 @@ def test_what_goes_together_is_taken() -> None:
         (ROWS, ONE),
         (SUMS, replace(ONE, mode="bounded")),
     ):
-        refuse(features, job)
+        refuse_clashes(features, job)
     for job in (
         LOCAL,
         STAGED,
@@ -251,4 +251,4 @@ def test_what_goes_together_is_taken() -> None:
         replace(ONE, reduction="median"),
         replace(ONE, mode="async", update_rule="nag"),
     ):
-        refuse(NOTHING, job)
+        refuse_clashes(NOTHING, job)

@@ -11,7 +11,7 @@ import pytest
 
 from psjob.checkpoint import manifest
 from psjob_client.local import run_folder
-from psjob_client.local.run_folder import resumed_run
+from psjob_client.local.run_folder import resumed_folder
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec, PSTrainingJob
 from tests.tensors.checkpoint_parts import save
@@ -47,7 +47,7 @@ def commit(folder: Path, step: int, **facts: Any) -> Path:
 
 def refusal(option: str | None, wanted: JobSpec) -> str:
     with pytest.raises(BadInput) as refused:
-        resumed_run(None if option is None else Path(option), wanted)
+        resumed_folder(None if option is None else Path(option), wanted)
     (line,) = refused.value.lines
     return line
 
@@ -61,10 +61,10 @@ def test_the_operator_knows_the_runtimes_manifests(old: Path) -> None:
 def test_a_run_that_fits_is_taken(old: Path) -> None:
     commit(old, 0)
     commit(old, 5, term=2)
-    assert resumed_run(None, spec()) is None
-    assert resumed_run(Path(".psjob/old"), spec()) == (old, STEP) == resumed_run(None, spec(run="old"))
-    assert resumed_run(Path(".psjob/old"), spec(run="gone")) == (old, STEP)
-    assert resumed_run(Path(".psjob/old"), spec(mode="bounded")) == (old, STEP) == resumed_run(Path(".psjob/old"), spec(mode="async"))
+    assert resumed_folder(None, spec()) is None
+    assert resumed_folder(Path(".psjob/old"), spec()) == (old, STEP) == resumed_folder(None, spec(run="old"))
+    assert resumed_folder(Path(".psjob/old"), spec(run="gone")) == (old, STEP)
+    assert resumed_folder(Path(".psjob/old"), spec(mode="bounded")) == (old, STEP) == resumed_folder(Path(".psjob/old"), spec(mode="async"))
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(old: Path, harm
         file.unlink()
     elif harm == "short file":
         file.write_bytes(file.read_bytes()[:-1])
-    assert manifest.newest(old, None)[0] is not None
-    assert resumed_run(Path(".psjob/old"), spec()) == (old, STEP)
+    assert manifest.newest_manifest(old, None)[0] is not None
+    assert resumed_folder(Path(".psjob/old"), spec()) == (old, STEP)
     for path in old.glob("manifest-*"):
         path.write_text("{")
     line = refusal(".psjob/old", spec())
@@ -155,9 +155,9 @@ def test_a_job_is_the_newest_of_its_runs(old: Path) -> None:
         (folder / "config.json").write_text(json.dumps({"job": name}))
         (folder / "run.json").write_text(json.dumps({"job": name, "created": 100.0 + number}))
         commit(folder, 5)
-    assert resumed_run(None, by_job("a")) == (old.parent / "a-1", STEP)
-    assert resumed_run(None, by_job("b")) == (old.parent / "b-1", STEP)
-    assert resumed_run(Path(".psjob/a-2"), by_job("a")) == (old.parent / "a-2", STEP), "the option goes before the manifest"
+    assert resumed_folder(None, by_job("a")) == (old.parent / "a-1", STEP)
+    assert resumed_folder(None, by_job("b")) == (old.parent / "b-1", STEP)
+    assert resumed_folder(Path(".psjob/a-2"), by_job("a")) == (old.parent / "a-2", STEP), "the option goes before the manifest"
 
 
 def test_a_job_without_a_run_here_is_named_with_those_that_have_one(old: Path) -> None:

@@ -16,15 +16,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psjob.collectives.localsum import Given, LocalSum, TopoMatrix, choose_sum, exchange_seconds, parse_topology, shared_seconds
+from psjob.collectives.local_sum import Given, LocalSum, TopoMatrix, choose_sum, exchange_seconds, parse_topology, shared_seconds
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Push
 from psjob.protocol.worker.local_group import SMALL, Part, RecordMaker, Records, Whole, join_records, owner, split_records, together
 from psjob.shard.pending import PendingPush, PushMetadata, push_weights
-from psjob.worker import localgroup, localreduce
+from psjob.worker import local_group, local_reduce
 from psjob.worker.exits import SessionEnd
-from psjob.worker.localgroup import LocalFrame
-from psjob.worker.localreduce import Lying, PodMemory, PodSum, made, make_group, meeting_place
+from psjob.worker.local_group import LocalFrame
+from psjob.worker.local_reduce import Lying, PodMemory, PodSum, made, make_group, meeting_place
 from tests.live.live_shards import eventually
 from tests.support.hardware import DEVICES
 from tests.unit.topology_machines import FOUR_GB200, FOUR_H100, FOUR_PCIE, ONE_H100, TWO_5090
@@ -140,7 +140,7 @@ def gradients(local: int, device: str) -> list[torch.Tensor | None]:
 
 def summed(processes: int, present: Sequence[int], scale: float, device: str, make: Callable[..., PodSum]) -> list[torch.Tensor]:
     """A sum by threads that stand for processes; each maps the memory."""
-    of, fd, place = layout(), localreduce.make(layout(), processes), meeting_place()
+    of, fd, place = layout(), local_reduce.make(layout(), processes), meeting_place()
     on = torch.device(device)
     memories = [PodMemory(of, processes, local, os.dup(fd), on) for local in range(processes)]
     os.close(fd)
@@ -192,7 +192,7 @@ def test_each_way_makes_the_same_bits(processes: int, present: list[int], scale:
 
 
 def test_a_process_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(localreduce, "MEET_SECONDS", 0.5)
+    monkeypatch.setattr(local_reduce, "MEET_SECONDS", 0.5)
     with pytest.raises(RuntimeError) as told:
         make_group("gloo", meeting_place(), 0, 2, torch.device("cpu"))
     assert str(told.value)
@@ -230,16 +230,16 @@ class Line:
 @pytest.mark.parametrize("asked", ["auto", "gloo"])
 def test_a_process_that_lacks_the_memory_of_an_exchange_is_told(monkeypatch: pytest.MonkeyPatch, asked: str, lacks: int) -> None:
     """If psjob has chosen, all take shared memory; where the manifest asks for the way, a sentence says why not."""
-    real = localreduce.made
+    real = local_reduce.made
 
     def short(way: str, of: Layout, memory: PodMemory, local: int, processes: int, device: torch.device, group: Any) -> PodSum:
         if way != "shared" and local == lacks:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore of it")
         return real(way, of, memory, local, processes, device, group)
 
-    monkeypatch.setattr(localgroup, "made", short)
-    monkeypatch.setattr(localgroup, "_chosen", lambda session, places: LocalSum("gloo", "it is quick"))
-    fd = localreduce.make(layout(), 2)
+    monkeypatch.setattr(local_group, "made", short)
+    monkeypatch.setattr(local_group, "_chosen", lambda session, places: LocalSum("gloo", "it is quick"))
+    fd = local_reduce.make(layout(), 2)
     leader, follower = (Line(local, asked, PodMemory(layout(), 2, local, os.dup(fd))) for local in range(2))
     os.close(fd)
     leader.other, follower.other = follower, leader
@@ -247,7 +247,7 @@ def test_a_process_that_lacks_the_memory_of_an_exchange_is_told(monkeypatch: pyt
 
     def work(local: int) -> None:
         try:
-            act, line = (localgroup.follow_leader, follower) if local else (localgroup.lead, leader)
+            act, line = (local_group.follow_leader, follower) if local else (local_group.lead, leader)
             found[local] = act(cast("Any", line), torch.device("cpu"))
         except SessionEnd as ending:
             found[local] = ending
@@ -301,7 +301,7 @@ def test_the_sum_is_that_of_the_present_in_their_order(processes: int, seed: int
     present = data.draw(st.lists(st.integers(0, processes - 1), min_size=1, unique=True).map(sorted))
     torch.manual_seed(seed)
     gradients = [[torch.randn(spec.shape) if row != 2 else None for row, spec in enumerate(TABLE)] for _ in range(processes)]
-    fd = localreduce.make(LAYOUT, processes)
+    fd = local_reduce.make(LAYOUT, processes)
     memories = [PodMemory(LAYOUT, processes, local, os.dup(fd)) for local in range(processes)]
     os.close(fd)
     for local in present:

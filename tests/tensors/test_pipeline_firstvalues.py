@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.api.stagecuts import StageMemory, check_first_values
+from psjob.api.stage_cuts import StageMemory, check_first_values
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.pipeline.cuts import split_model

@@ -24,7 +24,7 @@ import torch
 from psjob import rules
 from psjob.api import attach as attaching
 from psjob.api import clipping, reporting, training_job
-from psjob.process import config, ownfiles
+from psjob.process import config, own_files
 from psjob.rules.base import BlockState
 from psjob.worker import exits
 from psjob.worker.exits import SessionEnd
@@ -348,7 +348,7 @@ def _run(folder: Path, source: str, start: Moment | None, environment: Mapping[s
     random.seed(seed)
     np.random.seed(seed)
     with _process(made, blocks, start, folder, name), contextlib.chdir(folder), contextlib.redirect_stdout(out):
-        ownfiles.note_reads(environment)
+        own_files.note_reads(environment)
         try:
             exec(compile(source, str(path), "exec"), {"__name__": "__main__", "__file__": str(path)})  # noqa: S102
             assert attaching.current is not None
@@ -382,7 +382,7 @@ class _Lines(io.StringIO):
 def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: Path, name: str) -> Iterator[None]:
     """The globals of one process, in which the shards' part of the session is done here."""
 
-    def session_at(at: config.Place, *given: Any) -> WorkerSession:
+    def session_at(at: config.ProcessContext, *given: Any) -> WorkerSession:
         session = WorkerSession(at, *given)
         _served(session, made, blocks, start, folder)
         return session
@@ -401,7 +401,7 @@ def _process(made: Run, blocks: list[BlockState], start: Moment | None, folder: 
             mock.patch.object(clipping.Clipping, "install", nothing),
             mock.patch.object(training_job, "session_at", session_at),
             mock.patch.object(training_job, "exit_refused", refuse),
-            mock.patch.object(ownfiles, "exit_refused", refuse),
+            mock.patch.object(own_files, "exit_refused", refuse),
         ):
             stack.enter_context(what)
         yield

@@ -26,7 +26,7 @@ from psjob.modes import Async, Backup, Bounded, LocalAsync, Push, Quorum, Served
 from psjob.protocol.worker.events import ShardWaits
 from psjob.rules.base import BlockState
 from psjob.shard.deduplication import Admission, MinCounter, Row, Verdict
-from psjob.shard.pending import MOST_NAMED, Gradient, PendingPush, PendingPushes, PushMetadata, Waiter, Waiters, named
+from psjob.shard.pending import MOST_NAMED, Gradient, PendingPush, PendingPushes, PushMetadata, Waiter, Waiters, format_ranks
 from psjob.shard.progress import room_problem
 from psjob.shard.push_metrics import PushNorms, PushSamples, norm_of
 from psjob.shard.store import Store
@@ -329,9 +329,9 @@ def test_a_push_counts_once_and_the_first_is_named() -> None:
 
 
 def test_few_are_told_by_rank_and_many_by_number() -> None:
-    assert named([3, 5]) == "[3, 5]"
-    assert named(range(MOST_NAMED)) == str(list(range(MOST_NAMED)))
-    assert named(range(4000)) == f"{list(range(MOST_NAMED))} and {4000 - MOST_NAMED} more"
+    assert format_ranks([3, 5]) == "[3, 5]"
+    assert format_ranks(range(MOST_NAMED)) == str(list(range(MOST_NAMED)))
+    assert format_ranks(range(4000)) == f"{list(range(MOST_NAMED))} and {4000 - MOST_NAMED} more"
 
 
 def test_a_worker_writes_how_many_more_there_are() -> None:

@@ -226,7 +226,7 @@ def test_rows_of_a_snapshot_not_written_are_still_to_be_saved(tmp_path: Path, mo
         monkeypatch.undo()
     (written,) = shard.snapshot(3, base=1)[2:]
     last = shard.folder / written["rows"]["chain"][-1]
-    with files.opened(last) as reader:
+    with files.opened_checkpoint_file(last) as reader:
         assert sum(entry.shape[0] for name, entry in reader.entries.items() if ".rows." in name) == 3
 
 
@@ -260,7 +260,7 @@ def test_an_admission_table_comes_back_from_its_file(tmp_path_factory: pytest.Te
     assert saved is not None
     loaded.load(saved, {})
     assert loaded.rows == table.rows
-    files.check(folder / fact.name, again)
+    files.check_file(folder / fact.name, again)
 
 
 @given(st.sets(st.integers(0, 300)))
@@ -281,7 +281,7 @@ def test_a_damaged_admission_table_is_named(tmp_path: Path) -> None:
     path = tmp_path / fact.name
     assert fact in made.listed()
     path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
-    for read in (lambda: read_admission(tmp_path, made, 1), lambda: files.check(path, fact)):
+    for read in (lambda: read_admission(tmp_path, made, 1), lambda: files.check_file(path, fact)):
         act: Callable[[], object] = read
         with pytest.raises(Damage, match=r"admission.json is damaged: expected .* crc"):
             act()

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from psjob.api import stagecuts
-from psjob.api.stagecuts import StageCuts
+from psjob.api import stage_cuts
+from psjob.api.stage_cuts import StageCuts
 from psjob.contract import keys
 from psjob.layout.blocks import MAX_NAME, RESERVED, TensorSpec, check_aliases, check_table
 from psjob.modes.stages import Stages
@@ -203,23 +203,23 @@ JOB = Config("job", "run", "0", "sync", 0, None, 2, (), NEVER, "AllWorkers", 10.
 def test_a_stage_has_parameters_and_buffers_of_its_own() -> None:
     rows = [TensorSpec("a", (1,), "float32", 0, (0,)), TensorSpec("b", (1,), "float32", 0, (0,))]
     with pytest.raises(Refused, match="stage 1 has no parameter that the optimizer trains"):
-        stagecuts.check_stage_table(JOB, rows)
-    stagecuts.check_stage_table(JOB, [*rows, TensorSpec("c", (1,), "float32", 0, (0, 1))])
+        stage_cuts.check_stage_table(JOB, rows)
+    stage_cuts.check_stage_table(JOB, [*rows, TensorSpec("c", (1,), "float32", 0, (0, 1))])
     norm = nn.BatchNorm1d(4)
     with pytest.raises(Refused, match=r"buffer 1\.running_mean is in stages 0 and 1"):
-        stagecuts.stage_cuts_of(split_model(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm), [2]), 0)
+        stage_cuts.stage_cuts_of(split_model(nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm), [2]), 0)
 
 
 def test_two_workers_have_one_key_and_each_reads_it_with_its_own() -> None:
     ends = {3: 1, 4: 2}
-    link = keys.link(RUN["workers"], ends)
-    assert keys.link(RUN["workers"], {4: 2, 3: 1}) == link
+    link = keys.link_key(RUN["workers"], ends)
+    assert keys.link_key(RUN["workers"], {4: 2, 3: 1}) == link
     for rank, start in ends.items():
-        own = keys.worker(RUN["workers"], rank, start)
+        own = keys.worker_key(RUN["workers"], rank, start)
         masked = keys.masked(own, link, ends)
         assert masked != link and keys.masked(own, masked, ends) == link
     others = [{3: 1, 4: 1}, {3: 2, 4: 2}, {3: 1, 5: 2}, {2: 1, 4: 2}]
-    assert len({keys.link(RUN["workers"], other) for other in [ends, *others]}) == 5
+    assert len({keys.link_key(RUN["workers"], other) for other in [ends, *others]}) == 5
 
 
 @pytest.mark.parametrize(
@@ -232,15 +232,15 @@ def test_a_step_that_was_lost_names_a_worker_and_a_step(body: dict[str, Any]) ->
 
 
 def test_a_job_of_stages_trains_one_model_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stagecuts, "_known", [])
+    monkeypatch.setattr(stage_cuts, "_known", [])
     model = nn.Linear(1, 1)
     with pytest.raises(Refused, match=r"cut the model with ps\.pipeline"):
-        stagecuts.known_cuts(model, JOB)
-    stagecuts.remember(model, StageCuts({"weight": (0,)}, frozenset()))
-    assert stagecuts.known_cuts(model, JOB).stages == {"weight": (0,)}
+        stage_cuts.known_cuts(model, JOB)
+    stage_cuts.remember(model, StageCuts({"weight": (0,)}, frozenset()))
+    assert stage_cuts.known_cuts(model, JOB).stages == {"weight": (0,)}
     with pytest.raises(Refused, match="called twice"):
-        stagecuts.remember(nn.Linear(1, 1), StageCuts())
-    assert stagecuts.known_cuts(nn.Linear(1, 1), replace(JOB, stages=Stages())) is stagecuts.WHOLE
+        stage_cuts.remember(nn.Linear(1, 1), StageCuts())
+    assert stage_cuts.known_cuts(nn.Linear(1, 1), replace(JOB, stages=Stages())) is stage_cuts.WHOLE
 
 
 TWO = Partition.even(2)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import psjob as ps
-from psjob.embeddings.rowtables import RowTables, schedule_factor
+from psjob.embeddings.row_tables import RowTables, schedule_factor
 from psjob.process.errors import Refused
 from psjob.rules.base import check_hyperparameters
 from psjob.tables import BUCKETS, Partition, RowTable, TableSpec, bucket_of, merge

@@ -17,7 +17,7 @@ from typing import Any
 
 from psjob.contract import keys
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.process.config import Config, Place, ShardAddress
+from psjob.process.config import Config, ProcessContext, ShardAddress
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.membership import PACE_SECONDS
 from psjob.protocol.shard.events import Phase
@@ -65,7 +65,7 @@ class WholeShard:
         config = Config("job", RUN, "0" * 64, mode, 5, None, 1, peers, NEVER, "AllWorkers", 10.0, 60.0)
         self.folder = checkpoints / RUN
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.place = Place("shard", 0, RUN, 1, 1, 0, "shard-0", config, None, checkpoints, 0, "", handed("shard", 0))
+        self.place = ProcessContext("shard", 0, RUN, 1, 1, 0, "shard-0", config, None, checkpoints, 0, "", handed("shard", 0))
         self.server = server = Server(self.place, self.folder)
         coordinator = server.coordinator
         assert coordinator is not None
@@ -154,7 +154,7 @@ class WholeShard:
         serving.go_on()
         said = _came(here)
         if len(said) == auth.CHALLENGE_BYTES:
-            of = keys.worker if peer.role == "worker" else keys.shard
+            of = keys.worker_key if peer.role == "worker" else keys.shard_key
             key = of(KEYS[peer.role + "s"], peer.index, peer.number)
             proof = auth.proof(key, first + said)
             here.sendall(proof)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from psjob.layout.blocks import Layout, TensorSpec
-from psjob.modes import ServedMode, Sync, written
+from psjob.modes import ServedMode, Sync, format_mode
 from psjob.protocol import messages
 from psjob.protocol.coordinator import events as e
-from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream, WorkerFacts
+from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, StreamFacts, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.wire.frame import Kind
 
@@ -88,14 +88,14 @@ class World:
         self._ids += 1
         self._links[self._ids] = index
         self.sent["shard-hello"] += 1
-        self.post(e.ShardHello(self._ids, index, attempt, term, serving, restore_id, written(self.mode), 0))
+        self.post(e.ShardHello(self._ids, index, attempt, term, serving, restore_id, format_mode(self.mode), 0))
 
     def hello(self, rank: int, start: int = 1, rewinds: int = 0, fresh: bool = True, **more: Any) -> int:
         """A process of worker `rank` says hello; the number of its stream."""
         self._ids += 1
         self._ranks[self._ids] = rank
         self.sent["hello"] += 1
-        stream = Stream(self._ids, rank, (start, rewinds), fresh, written(self.mode), rule="sgd", table=TABLE, **more)
+        stream = StreamFacts(self._ids, rank, (start, rewinds), fresh, format_mode(self.mode), rule="sgd", table=TABLE, **more)
         self.post(e.WorkerHello(stream))
         return self._ids
 
@@ -139,8 +139,8 @@ class World:
             case e.Welcome():
                 self.sent["WELCOME"] += 1
                 self.welcomes[self._ranks[action.stream]] = action
-            case e.HangUp(stream):
-                self._queue.append(e.StreamEnded(stream))
+            case e.CloseWorkerStream(stream):
+                self._queue.append(e.WorkerStreamEnded(stream))
             case e.Leave() | e.LeaveFenced():
                 self.left.append(action)
             case e.WishRecords():

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from tqdm import tqdm
 
-from psjob.api import scriptcode
-from psjob.api.scriptcode import BatchRequest, site, way
+from psjob.api import script_code
+from psjob.api.script_code import BatchRequest, site, way
 from psjob.process import errors
 
 Ways = list[BatchRequest]
@@ -219,7 +219,7 @@ def test_what_counts_is_found_around_an_iterator(made: Callable[[Any], Any], tol
     iterator: Any = iter(Loader())
     around = iter(made(iterator))
     first = next(around)
-    assert scriptcode.keeps_count(iterator, scriptcode.holders(iterator, None), lambda _other: False) == told
+    assert script_code.keeps_count(iterator, script_code.holders(iterator, None), lambda _other: False) == told
     assert first is not None
 
 
@@ -232,7 +232,7 @@ class Frames:
     """An iterator that keeps what went over it when it was asked."""
 
     def __init__(self) -> None:
-        self.chain: list[scriptcode.Holder] = []
+        self.chain: list[script_code.Holder] = []
 
     def __iter__(self) -> Iterator[int]:
         made: list[Any] = []
@@ -241,7 +241,7 @@ class Frames:
 
     def _ask(self, itself: list[Any]) -> Iterator[int]:
         for number in range(2):
-            self.chain = scriptcode.holders(itself[0], sys._getframe(1))
+            self.chain = script_code.holders(itself[0], sys._getframe(1))
             yield number
 
 
@@ -262,8 +262,8 @@ def test_what_counts_is_found_around_generators_that_run(made: Callable[[Any], A
     for _ in made(data):
         pass
     assert [type(each.thing).__name__ for each in data.chain] == found
-    assert scriptcode.keeps_count(None, data.chain, lambda _other: False).startswith(told) and bool(told) == bool(
-        scriptcode.keeps_count(None, data.chain, lambda _other: False)
+    assert script_code.keeps_count(None, data.chain, lambda _other: False).startswith(told) and bool(told) == bool(
+        script_code.keeps_count(None, data.chain, lambda _other: False)
     )
 
 
@@ -284,10 +284,10 @@ def test_an_enumerate_goes_on(start: int) -> None:
     iterator: Any = iter(Loader())
     around = enumerate(once(iterator), start)
     assert next(around) == (start, 0)
-    (counter,) = (each for each in scriptcode.holders(iterator, None) if isinstance(each.thing, enumerate))
-    assert scriptcode.count_on(counter.thing, 5)
+    (counter,) = (each for each in script_code.holders(iterator, None) if isinstance(each.thing, enumerate))
+    assert script_code.count_on(counter.thing, 5)
     assert list(around) == [(start + 6, 1), (start + 7, 2)]
-    assert not scriptcode.count_on(zip(), 5)
+    assert not script_code.count_on(zip(), 5)
 
 
 def test_a_loop_that_makes_its_iterator_itself_is_known() -> None:
@@ -295,7 +295,7 @@ def test_a_loop_that_makes_its_iterator_itself_is_known() -> None:
 
     class Made:
         def __iter__(self) -> Iterator[int]:
-            found.append(scriptcode.is_looped(sys._getframe(1)))
+            found.append(script_code.is_looped(sys._getframe(1)))
             return iter(())
 
     for _ in Made():
@@ -319,11 +319,11 @@ class Left:
             yield from range(9)
         except GeneratorExit:
             frame = sys._getframe(1)
-            while frame.f_back is not None and not scriptcode.is_script_code(frame.f_code):
+            while frame.f_back is not None and not script_code.is_script_code(frame.f_code):
                 frame = frame.f_back
-            left = scriptcode.left_by(sys._getframe(1))
+            left = script_code.left_by(sys._getframe(1))
             self.found.append((left is not None, frame.f_locals.get("n")))
-            self.elses.append(left is not None and scriptcode.has_else(left))
+            self.elses.append(left is not None and script_code.has_else(left))
             raise
 
 
@@ -441,4 +441,4 @@ def test_a_long_body_makes_no_endless_generator() -> None:
 
 
 def test_installed_packages_are_not_the_scripts() -> None:
-    assert scriptcode.is_script_code(one_by_one.__code__) and not scriptcode.is_script_code(pytest.fixture.__code__)
+    assert script_code.is_script_code(one_by_one.__code__) and not script_code.is_script_code(pytest.fixture.__code__)

@@ -262,7 +262,7 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
     def completed(*words: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["kubectl_complete-psjob", *words])
-        entry.complete()
+        entry.complete_command_line()
         said = capsys.readouterr()
         assert said.err == ""
         return said.out.splitlines()

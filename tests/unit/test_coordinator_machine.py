@@ -13,7 +13,7 @@ from psjob.modes import Async, Sync
 from psjob.protocol import messages
 from psjob.protocol.coordinator import checkpoints
 from psjob.protocol.coordinator import events as e
-from psjob.protocol.coordinator.events import Stream
+from psjob.protocol.coordinator.events import StreamFacts
 from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, Snapshot
 from psjob.wire.frame import Kind
 from tests.unit.coordinator_world import World, saved
@@ -88,7 +88,7 @@ def test_workers_hold_for_a_mark_only_so_long_and_later_longer() -> None:
     world.snapshot()
     first = current(world)
     assert [heard.count(Kind.MARK) for heard in world.heard.values()] == [1, 1]
-    world.post(e.Marked(world._stream(0), first.number, 0))
+    world.post(e.WorkerMarked(world._stream(0), first.number, 0))
     world.tick(world.c.snapshots.MARK_SECONDS + 1)
     assert world.c.snapshots.current is None and world.heard[0][-1] is Kind.RELEASE
     assert "workers [1] did not come to the end of their step" in str(world.c.progress.checkpoint_problem)
@@ -111,7 +111,7 @@ def test_a_worker_that_dies_before_all_had_its_mark_voids_the_snapshot() -> None
     world.snapshot()
     snapshot = current(world)
     world.post(messages.SnapshotHeld(0, snapshot.number))
-    world.post(e.StreamEnded(world._stream(1)))
+    world.post(e.WorkerStreamEnded(world._stream(1)))
     assert world.c.snapshots.current is None and world.heard[0][-1] is Kind.RELEASE
     world.tick()
     assert world.c.snapshots.current is None, "nobody holds for a checkpoint that cannot be"
@@ -120,7 +120,7 @@ def test_a_worker_that_dies_before_all_had_its_mark_voids_the_snapshot() -> None
     after = current(world)
     for shard in range(2):
         world.post(messages.SnapshotHeld(shard, after.number))
-    world.post(e.StreamEnded(world._stream(1)))
+    world.post(e.WorkerStreamEnded(world._stream(1)))
     assert current(world) is after, "held: the copy is there, whoever dies now"
 
 
@@ -139,7 +139,7 @@ def test_shards_that_hold_different_clocks_of_a_worker_make_no_checkpoint() -> N
     world.snapshot()
     snapshot, committed = current(world), len(world.manifests)
     for rank in range(2):
-        world.post(e.Marked(world._stream(rank), snapshot.number, 3))
+        world.post(e.WorkerMarked(world._stream(rank), snapshot.number, 3))
         world.record(rank, 3)
     for shard, complete in enumerate((3, 2)):
         world.held(shard, snapshot.number)
@@ -374,7 +374,7 @@ def marked(world: World) -> None:
     snapshot = current(world)
     for rank in range(world.job.workers):
         world.record(rank, 0)
-        world.post(e.Marked(world._stream(rank), snapshot.number, 0))
+        world.post(e.WorkerMarked(world._stream(rank), snapshot.number, 0))
     for shard in range(world.job.shards):
         world.held(shard, snapshot.number)
         world.wrote(shard, snapshot.number, 0)
@@ -467,7 +467,7 @@ def test_a_bug_in_the_machine_is_not_swallowed() -> None:
     world = World().begun()
     world.c.members.all.pop(1)
     with pytest.raises(KeyError):
-        world.post(e.WorkerHello(Stream(999, 1, (2, 0), True, "sync", rule="sgd")))
+        world.post(e.WorkerHello(StreamFacts(999, 1, (2, 0), True, "sync", rule="sgd")))
 
 
 def test_nothing_follows_the_end_of_the_process() -> None:

@@ -18,7 +18,7 @@ from psjob.protocol import messages
 from psjob.protocol.coordinator import events as e
 from psjob.protocol.coordinator import membership
 from psjob.protocol.coordinator.ending import CONFIG_SECONDS
-from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Stream, Tell
+from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, StreamFacts, Tell
 from psjob.protocol.coordinator.membership import HUNG_SECONDS, REPORT_SECONDS
 from psjob.protocol.coordinator.schedule import Snapshot
 from psjob.protocol.coordinator.state import CoordinatorState
@@ -217,7 +217,7 @@ class Strict(World):
     def _carry_out(self, action: e.Action) -> None:
         super()._carry_out(action)
         if isinstance(action, e.Tell) and action.kind is Kind.STOPPED:
-            self._queue.append(e.StreamEnded(action.stream))
+            self._queue.append(e.WorkerStreamEnded(action.stream))
 
     def order(self, shard: int, body: Mapping[str, Any]) -> None:
         if body["do"] == "snapshot" and body["step"] > self.step:
@@ -252,7 +252,7 @@ def test_all_workers_went_before_the_job_was_asked(mode: ServedMode, told: bool)
             world.tick(1.1)
             assert world.heard[rank][-1] is Kind.STOPPED, "a worker that is drained need not wait for others"
         else:
-            world.post(e.StreamEnded(streams[rank]))
+            world.post(e.WorkerStreamEnded(streams[rank]))
     world.post(e.StopAsked())
     for _ in range(20):
         world.tick(0.1)
@@ -264,11 +264,11 @@ def test_all_workers_went_before_the_job_was_asked(mode: ServedMode, told: bool)
 def test_one_worker_is_gone_and_the_other_stands(mode: ServedMode, late: bool) -> None:
     world = running(mode)
     if not late:
-        world.post(e.StreamEnded(world._stream(1)))
+        world.post(e.WorkerStreamEnded(world._stream(1)))
     world.post(e.StopAsked())
     world.tick(0.1)
     if late:
-        world.post(e.StreamEnded(world._stream(1)))
+        world.post(e.WorkerStreamEnded(world._stream(1)))
         world.tick(0.1)
     assert Kind.STOP in world.heard[0]
     if mode.marks():
@@ -282,7 +282,7 @@ def test_one_worker_is_gone_and_the_other_stands(mode: ServedMode, late: bool) -
 def test_a_worker_that_is_ahead_of_one_that_is_gone_is_not_waited_for() -> None:
     world = running(Sync())
     world.record(0, MADE + 1)
-    world.post(e.StreamEnded(world._stream(1)), e.StopAsked())
+    world.post(e.WorkerStreamEnded(world._stream(1)), e.StopAsked())
     for _ in range(20):
         world.tick(0.1)
     assert over(world)
@@ -291,7 +291,7 @@ def test_a_worker_that_is_ahead_of_one_that_is_gone_is_not_waited_for() -> None:
 def test_a_step_that_only_the_worker_that_is_gone_has_a_record_before_is_not_asked_for_without_end() -> None:
     world = running(Sync())
     world.step = MADE + 1
-    world.post(e.StreamEnded(world._stream(1)), e.StopAsked())
+    world.post(e.WorkerStreamEnded(world._stream(1)), e.StopAsked())
     for _ in range(400):
         world.tick(0.1)
     assert any(isinstance(action, e.Leave) for action in world.left) and world.manifests[-1].step < MADE
@@ -307,7 +307,7 @@ class Job(CoordinatorState):
     def __init__(self, limit: float | None = LIMIT) -> None:
         super().__init__(JobFacts("run", "/run", Sync(), 3, 1, 1, 1, step_timeout=limit), 100.0)
         for rank in range(3):
-            self.members.came(Stream(rank + 1, rank, (1, 0), True, "sync"))
+            self.members.came(StreamFacts(rank + 1, rank, (1, 0), True, "sync"))
             self.members[rank].welcomed = True
 
     @property
@@ -395,7 +395,7 @@ def test_a_new_process_and_one_that_is_through_are_not_named(event: str) -> None
     job.after(HUNG_SECONDS, {1: 7.0})
     assert job.hung()
     if event == "came":
-        job.members.came(Stream(9, 1, (2, 0), True, "sync"))
+        job.members.came(StreamFacts(9, 1, (2, 0), True, "sync"))
     else:
         job.members.left(1, 5)
     assert job.hung() == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from psjob.api.scriptcode import Reads, reads
+from psjob.api.script_code import Reads, reads
 
 PLACES: list[Reads] = []
 

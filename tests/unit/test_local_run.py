@@ -281,7 +281,7 @@ def test_each_seat_has_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
     made = run_folder.make_keys(tmp_path / "keys", shards=2, workers=1)
     assert {path.name for path in made.folder.iterdir()} == {"run", "shard-0", "shard-1", "worker-0"}
     assert {path.stat().st_mode & 0o777 for path in made.folder.iterdir()} == {0o600} and made.folder.stat().st_mode & 0o777 == 0o700
-    assert keys.read((made.folder / "run").read_text()) == dict(made.named)
+    assert keys.parse_keys((made.folder / "run").read_text()) == dict(made.named)
 
 
 def test_workers_that_listen_have_a_certificate_where_streams_are_encrypted(tmp_path: Path) -> None:

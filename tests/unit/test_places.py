@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from psjob.api.datacursor import AFTER, NOWHERE, START, DataCursor, EpochLoops
+from psjob.api.data_cursor import AFTER, NOWHERE, START, DataCursor, EpochLoops
 from psjob.process.errors import Refused
 
 

@@ -11,7 +11,7 @@ from psjob_operator.plan.job_state import JobState
 from psjob_operator.plan.observed_state import Objects, ObservedState
 from psjob_operator.plan.plan import POLICIES, Hold, plan
 from psjob_operator.plan.restarts import RestartDecision
-from psjob_operator.plan.terminal import Ending
+from psjob_operator.plan.terminal import TerminalPhase
 from tests.unit.plan_given import NOW, deleted, ended, job, names, pod, running
 
 SPEC: dict[str, Any] = {"runPolicy": {"activeDeadlineSeconds": 80, "backoffLimit": 0}}
@@ -54,7 +54,7 @@ def test_the_first_policy_that_answers_decides(snapshot: ObservedState, first: s
     assert answers[0][0] == first, answers
     decided = plan(snapshot, NOW)
     match answers[0][1]:
-        case Ending() as ending:
+        case TerminalPhase() as ending:
             assert (decided.status.phase, decided.events[0].reason) == (ending.condition, ending.reason) and not names(decided)
         case Hold() as hold:
             assert decided == hold.plan and not names(decided)

@@ -180,7 +180,7 @@ def test_what_a_process_told_is_not_its_successors() -> None:
 def test_a_worker_that_is_gone_is_not_ready_and_waits_for_nobody() -> None:
     it = world()
     measured(it, 1, idle=0.5, waits="activations", seconds=3.0)
-    it.post(e.StreamEnded(it._stream(1)))
+    it.post(e.WorkerStreamEnded(it._stream(1)))
     front = stages(it)[0]
     assert (front["ready"], front["waiting"], front["idle"]) == (1, None, 0.5)
 

@@ -23,7 +23,7 @@ from psjob_operator.api.status import (
     starts_text,
     unix,
 )
-from psjob_operator.plan.job_state import JobState, unanswered
+from psjob_operator.plan.job_state import JobState, checkpoint_unanswered
 from psjob_operator.plan.observed_state import Exit, ObservedState, Process
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.status import wake_at
@@ -138,9 +138,9 @@ def test_an_answered_numberis_written_at_once_and_kept() -> None:
     ],
 )
 def test_while_a_numberis_open_shard_0_is_asked_soon(number: int | None, kept: Any, asks: bool) -> None:
-    assert unanswered(told(checkpoint=kept), number) is asks
+    assert checkpoint_unanswered(told(checkpoint=kept), number) is asks
     for nothing in (None, {}, {"coordinator": "strange"}):
-        assert not unanswered(nothing, number)
+        assert not checkpoint_unanswered(nothing, number)
 
 
 def test_progress_rides_along_with_any_other_write() -> None:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import contract
-from psjob.api.datacursor import Totals
+from psjob.api.data_cursor import Totals
 from psjob.protocol.coordinator.report import MOST_ENTRIES, MOST_NAMES, JobProgress, MetricHistory, RecoveryTimer
 from psjob.shard.push_metrics import Counters, JobCounts
 from psjob_client.jobs import translate

@@ -20,7 +20,7 @@ import pytest
 from psjob_client.jobs.view import HistoryView, JobView, notebook_board
 from psjob_client.problems import JobProblem
 from psjob_client.sdk import manifest
-from psjob_client.sdk.boot import own_folder, written
+from psjob_client.sdk.boot import own_folder, write_script
 from psjob_client.sdk.manifest import LARGEST, CannotShip, script_of
 
 SETTING = 3
@@ -131,8 +131,8 @@ def test_a_name_is_made_from_what_is_trained() -> None:
 def test_the_folder_is_the_same_each_time_and_this_users_alone(tmp_path: Path) -> None:
     made = own_folder(str(tmp_path))
     assert own_folder(str(tmp_path)) == made and stat.S_IMODE(os.stat(made).st_mode) == 0o700
-    path = written("print(1)", made)
-    assert written("print(1)", made) == path and Path(path).read_text() == "print(1)" and os.listdir(made) == [os.path.basename(path)]
+    path = write_script("print(1)", made)
+    assert write_script("print(1)", made) == path and Path(path).read_text() == "print(1)" and os.listdir(made) == [os.path.basename(path)]
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
@@ -156,7 +156,7 @@ def test_what_another_user_has_put_there_is_left(tmp_path: Path, there: Callable
     (tmp_path / "tmp").mkdir()
     there(tmp_path / "tmp" / f"psjob-scripts-{os.getuid()}", elsewhere)
     made = own_folder(str(tmp_path / "tmp"))
-    written("print(1)", made)
+    write_script("print(1)", made)
     assert os.listdir(elsewhere) == [] and not os.path.islink(made) and os.path.dirname(made) == str(tmp_path / "tmp")
 
 
@@ -164,10 +164,10 @@ def test_a_link_in_the_place_of_the_script_is_replaced(tmp_path: Path) -> None:
     folder = own_folder(str(tmp_path))
     target = tmp_path / "target"
     target.write_text("kept")
-    path = Path(written("print(1)", folder))
+    path = Path(write_script("print(1)", folder))
     path.unlink()
     path.symlink_to(target)
-    written("print(1)", folder)
+    write_script("print(1)", folder)
     assert target.read_text() == "kept" and not path.is_symlink() and path.read_text() == "print(1)"
 
 

@@ -18,7 +18,7 @@ from psjob.modes import Async, ServedMode, Sync
 from psjob.protocol import messages as o
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.events import Phase
-from psjob.protocol.shard.machine import FIRST_SECONDS, PROGRESS_SECONDS, SILENCE_SECONDS, LinkState, ShardMachine
+from psjob.protocol.shard.machine import FIRST_SECONDS, PROGRESS_SECONDS, SILENCE_SECONDS, CoordinatorLinkState, ShardMachine
 from psjob.wire.frame import WireError
 
 WORKERS = 3
@@ -32,7 +32,7 @@ class Told:
     """A machine and the time; `do` gives what it wants done."""
 
     def __init__(self, index: int = 0, mode: ServedMode = Sync(), linked: bool = False) -> None:
-        self.machine = ShardMachine(index, WORKERS, 1, mode, LinkState("host:1", 60.0) if linked else None)
+        self.machine = ShardMachine(index, WORKERS, 1, mode, CoordinatorLinkState("host:1", 60.0) if linked else None)
         self.now = 0.0
 
     def do(self, *events: e.Event) -> list[e.Action]:
@@ -94,7 +94,7 @@ def test_a_snapshot_with_marks_waits_for_every_live_worker() -> None:
     assert said(told.order(SNAPSHOT | {"marks": True})) == ["ready"]
     assert told.do(e.Marked(0, 7), e.Marked(0, 7), e.Marked(1, 6)) == [e.Release(6)], "of another snapshot: released at once"
     assert told.do(e.Marked(1, 7)) == []
-    assert told.do(e.Left(2)) == [e.Hold(7, -1, None, None)]
+    assert told.do(e.Left(2)) == [e.HoldBlocks(7, -1, None, None)]
     assert told.do(e.Marked(2, 7)) == [e.Release(7)], "it is held: nobody waits"
 
 
@@ -102,7 +102,7 @@ def test_a_worker_that_the_coordinator_knows_to_have_left_is_not_waited_for() ->
     told = Told(mode=Async()).serving()
     acts = told.order(SNAPSHOT | {"marks": True, "left": {"0": 3, "1": 4, "2": 5}})
     assert [act for act in acts if isinstance(act, e.NoteLeft)] == [e.NoteLeft(0, 3), e.NoteLeft(1, 4), e.NoteLeft(2, 5)]
-    assert isinstance(acts[-1], e.Hold)
+    assert isinstance(acts[-1], e.HoldBlocks)
 
 
 def test_one_writer_at_a_time_even_when_its_snapshot_is_void() -> None:
@@ -225,7 +225,7 @@ def test_nothing_is_served_without_blocks() -> None:
 
 def linked() -> Told:
     told = Told(index=1, linked=True).serving()
-    assert told.do(e.Begin()) == [e.Dial(0.0)]
+    assert told.do(e.Begin()) == [e.DialCoordinator(0.0)]
     return told
 
 
@@ -249,14 +249,14 @@ def test_a_wish_to_stop_is_said_again_on_a_new_stream() -> None:
     told.do(e.Lost(1))
     assert said(told.do(e.Connected(2))) == ["stopping"]
     told.now = 30.0
-    assert e.Exit(contract.EXIT_RETRY) in told.do(e.Tick())
+    assert e.ExitProcess(contract.EXIT_RETRY) in told.do(e.Tick())
 
 
 def test_orders_of_a_stream_that_was_given_up_are_left() -> None:
     told = linked()
     told.do(e.Connected(1), e.Lost(1), e.Connected(2))
     assert told.order({"do": "stop"}, 1) == []
-    assert told.order({"do": "stop"}, 2) == [e.Exit(contract.EXIT_RETRY)]
+    assert told.order({"do": "stop"}, 2) == [e.ExitProcess(contract.EXIT_RETRY)]
 
 
 def test_a_silent_coordinator_is_dialled_anew() -> None:
@@ -278,19 +278,19 @@ def test_a_coordinator_that_was_never_met_is_looked_for_only_so_long() -> None:
     assert kinds(told.do(e.Unreached())) == ["Dial"]
     told.now = 61.0
     (end,) = told.do(e.Unreached())
-    assert isinstance(end, e.Exit) and end.code == contract.EXIT_RETRY and "host:1 was not found in 60 s" in end.text
+    assert isinstance(end, e.ExitProcess) and end.code == contract.EXIT_RETRY and "host:1 was not found in 60 s" in end.text
     told = linked()
     told.do(e.Connected(1))
     told.order({"do": "nothing"}, 1)
     told.now = 1e6
-    assert e.Exit not in [type(act) for act in told.do(e.Lost(1), e.Unreached())]
+    assert e.ExitProcess not in [type(act) for act in told.do(e.Lost(1), e.Unreached())]
 
 
 def test_an_order_that_does_not_fit_ends_the_stream_and_in_shard_0_the_process() -> None:
     told = linked()
     told.do(e.Connected(1))
     assert kinds(told.do(e.Misfit("order 9 follows on 1"))) == ["HangUp", "Log", "Dial"]
-    assert Told().serving().do(e.Misfit("order 9 follows on 1")) == [e.Exit(1, "order 9 follows on 1")]
+    assert Told().serving().do(e.Misfit("order 9 follows on 1")) == [e.ExitProcess(1, "order 9 follows on 1")]
 
 
 # -- the border ------------------------------------------------------------------------------------------------------------------------

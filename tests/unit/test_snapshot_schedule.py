@@ -5,7 +5,7 @@ from __future__ import annotations
 from psjob.layout.blocks import TensorSpec
 from psjob.protocol.coordinator.events import WorkerFacts
 from psjob.protocol.coordinator.members import Members, State
-from psjob.protocol.coordinator.membership import difference, resume_async, resume_sync
+from psjob.protocol.coordinator.membership import first_difference, resume_async, resume_sync
 from psjob.protocol.coordinator.schedule import SILENCE_SECONDS, SnapshotSchedule
 from psjob.protocol.messages import ShardPosition
 
@@ -101,10 +101,10 @@ def test_an_async_worker_goes_on_after_the_highest_clock() -> None:
 def test_the_first_difference_of_two_tables_is_named() -> None:
     table = [TensorSpec("a", (2, 3), "float32", 0), TensorSpec("b", (4,), "float32", 0)]
     same = [TensorSpec("a", (2, 3), "float32", 0), TensorSpec("b", (4,), "float32", 0)]
-    assert difference(1, table, same) is None
+    assert first_difference(1, table, same) is None
     other = [same[0], TensorSpec("b", (5,), "float32", 0)]
-    assert "b [5] float32" in str(difference(1, table, other))
-    assert "b [4] is missing" in str(difference(1, table, same[:1]))
+    assert "b [5] float32" in str(first_difference(1, table, other))
+    assert "b [4] is missing" in str(first_difference(1, table, same[:1]))
 
 
 def test_the_success_policies_look_at_who_left() -> None:

@@ -36,7 +36,7 @@ from tests.support.runkeys import write_certificates
 RUN = run_digest("run-1")
 WORKERS, SHARDS = b"w" * 32, b"s" * 32
 WORKER = Peer("worker", 3, 2)
-KEY = keys.worker(WORKERS, 3, 2)
+KEY = keys.worker_key(WORKERS, 3, 2)
 STANDING = ShardIdentity(1, 4, 9)
 
 
@@ -54,12 +54,12 @@ def test_who_has_the_key_is_known_and_hears_who_answers() -> None:
 
 
 OTHERS = {
-    "another rank": keys.worker(WORKERS, 4, 2),
-    "another start": keys.worker(WORKERS, 3, 1),
-    "a later start": keys.worker(WORKERS, 3, 3),
-    "another run": keys.worker(b"x" * 32, 3, 2),
-    "a shard of that number": keys.shard(SHARDS, 3, 2),
-    "a shard from the workers' key": keys.shard(WORKERS, 3, 2),
+    "another rank": keys.worker_key(WORKERS, 4, 2),
+    "another start": keys.worker_key(WORKERS, 3, 1),
+    "a later start": keys.worker_key(WORKERS, 3, 3),
+    "another run": keys.worker_key(b"x" * 32, 3, 2),
+    "a shard of that number": keys.shard_key(SHARDS, 3, 2),
+    "a shard from the workers' key": keys.shard_key(WORKERS, 3, 2),
     "the key that it comes from": WORKERS,
     "no key": b"",
     "zeros": bytes(32),

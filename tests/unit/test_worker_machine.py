@@ -11,7 +11,7 @@ from psjob.modes import Async, ServedMode, Sync
 from psjob.protocol.records import PIECE, RecordId
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.events import Action
-from psjob.protocol.worker.machine import STOP_SECONDS, Ending, WorkerMachine, newest
+from psjob.protocol.worker.machine import STOP_SECONDS, WorkerEnding, WorkerMachine, newest_attempt
 from psjob.wire.frame import Flag, Header, Kind, WireError
 
 CONNECT = 600.0
@@ -27,7 +27,7 @@ def welcome(link: int, attempt: int = 1, **fields: Any) -> e.Welcomed:
 
 def joined(shards: int = 2, mode: ServedMode | None = None, reduces: bool = False, clock: int = 3) -> WorkerMachine:
     made = machine(shards, mode, reduces)
-    made.handle(e.Started(), 0.0)
+    made.handle(e.JoinAsked(), 0.0)
     for link in range(shards):
         made.handle(welcome(link, clock=clock), 0.0)
     return made
@@ -48,58 +48,58 @@ def push(block: int, clock: int, kind: Kind = Kind.PUSH) -> Header:
 # -- finding and joining -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("over", [e.TurnOver("finished"), e.TurnOver("left"), e.Refused("fenced", "why"), e.Rewound("")])
+@pytest.mark.parametrize("over", [e.TurnOver("finished"), e.TurnOver("left"), e.WorkerRefused("fenced", "why"), e.Rewound("")])
 def test_nobody_is_dialled_once_the_turn_is_over(over: e.Event) -> None:
     m = joined()
     m.handle(over, 1.0)
-    assert m.handle(e.StreamEnded(0), 2.0) == [] == m.handle(e.NotFound(1), 2.0)
+    assert m.handle(e.ShardStreamEnded(0), 2.0) == [] == m.handle(e.NotFound(1), 2.0)
 
 
 def test_shard_0_is_looked_for_first_and_the_others_once_the_worker_has_joined() -> None:
     m = machine(3)
-    assert m.handle(e.Started(), 0.0) == [e.Dial(0)]
-    assert m.handle(e.NotFound(0), 5.0) == [e.Dial(0, 0.1)]
-    assert of(m.handle(welcome(0, clock=4), 6.0), e.Dial) == [e.Dial(1), e.Dial(2)]
+    assert m.handle(e.JoinAsked(), 0.0) == [e.DialShard(0)]
+    assert m.handle(e.NotFound(0), 5.0) == [e.DialShard(0, 0.1)]
+    assert of(m.handle(welcome(0, clock=4), 6.0), e.DialShard) == [e.DialShard(1), e.DialShard(2)]
     assert m.joined and m.clock == 4 and not m.welcomed
 
 
 def test_a_record_is_waited_for_before_the_worker_has_joined() -> None:
     m = machine()
-    m.handle(e.Started(), 0.0)
-    assert not of(m.handle(welcome(0, clock=4, record=True), 0.0), e.Dial) and not m.joined
-    assert m.handle(e.RecordCame(4, b"record"), 1.0) == [e.Dial(1)]
+    m.handle(e.JoinAsked(), 0.0)
+    assert not of(m.handle(welcome(0, clock=4, record=True), 0.0), e.DialShard) and not m.joined
+    assert m.handle(e.RecordReturned(4, b"record"), 1.0) == [e.DialShard(1)]
     assert m.joined and (m.record, m.initial) == (b"record", None)
 
 
 def test_rank_0_gives_the_first_values_and_counts_who_asks_anew() -> None:
     m = machine()
-    m.handle(e.Started(), 0.0)
-    assert of(m.handle(welcome(0, init=True, serving=False), 0.0), e.Dial) == [e.Dial(1)]
+    m.handle(e.JoinAsked(), 0.0)
+    assert of(m.handle(welcome(0, init=True, serving=False), 0.0), e.DialShard) == [e.DialShard(1)]
     assert m.initialising and m.hello(1)["init"]
     m.handle(welcome(1, init=True, serving=False), 0.0)
     assert m.init == 2
     assert m.handle(e.FirstValues(b"x"), 1.0) == [e.SendRecord(-1, b"x", (0, 0))]
-    m.handle(e.RecordCame(-1, b"x"), 2.0)
+    m.handle(e.RecordReturned(-1, b"x"), 2.0)
     assert m.joined and m.initial == b"x" and not m.initialising
 
 
 def test_a_shard_that_was_never_found_ends_the_turn_and_one_that_was_does_not() -> None:
     m = machine()
-    m.handle(e.Started(), 0.0)
+    m.handle(e.JoinAsked(), 0.0)
     assert m.handle(e.NotFound(0), CONNECT + 1) == []
-    assert m.ending == Ending("lost", "shard 0 at shard-0:7000 was not found in 600 s; starting again")
+    assert m.ending == WorkerEnding("lost", "shard 0 at shard-0:7000 was not found in 600 s; starting again")
     known = joined()
-    known.handle(e.StreamEnded(1), 1.0)
-    assert known.handle(e.NotFound(1), 10 * CONNECT) == [e.Dial(1, 0.1)] and known.ending is None
+    known.handle(e.ShardStreamEnded(1), 1.0)
+    assert known.handle(e.NotFound(1), 10 * CONNECT) == [e.DialShard(1, 0.1)] and known.ending is None
 
 
 @pytest.mark.parametrize(("found", "which"), [([(1, 1)], 0), ([(1, 2), (2, 1)], 1), ([(2, 1), (1, 9)], 0), ([(2, 1), (2, 3)], 1)])
 def test_of_several_that_answer_the_newest_is_taken(found: list[tuple[int, int]], which: int) -> None:
-    assert newest(found) == which
+    assert newest_attempt(found) == which
 
 
 def test_a_block_that_moved_on_while_the_worker_was_placed_begins_it_again_in_sync_only() -> None:
-    for mode, ending in ((Sync(), Ending("rewind")), (Async(), None)):
+    for mode, ending in ((Sync(), WorkerEnding("rewind")), (Async(), None)):
         m = joined(mode=mode, clock=3)
         m.handle(e.Pulled(3, 3), 0.0)
         assert m.ending is None
@@ -122,7 +122,7 @@ def test_what_the_shard_has_is_only_asked_for_and_the_rest_goes_again() -> None:
     requests.unsent = 5
     asked = [requests.ask(push(block, 3)) for block in (0, 2)] + [requests.ask(push(9, 3, Kind.ROW_PUSH)) for _ in range(2)]
     asked.append(requests.ask(push(4, 3, Kind.PULL)))
-    m.handle(e.StreamEnded(0), 1.0)
+    m.handle(e.ShardStreamEnded(0), 1.0)
     again = [one.header for one in of(m.handle(welcome(0, complete=3, opened=frozenset({2, 9}), clock=3), 2.0), e.Resend)]
     assert [(h.request, h.kind) for h in again] == [
         (1, Kind.PUSH), (2, Kind.PULL), (3, Kind.LOOKUP), (4, Kind.LOOKUP), (5, Kind.PULL),
@@ -146,10 +146,10 @@ def test_another_attempt_gets_every_push_of_the_open_clock() -> None:
     requests.unsent = 3
     first, _ = requests.ask(push(1, 3)), requests.ask(push(3, 3))
     requests.settle(first.request)
-    m.handle(e.StreamEnded(1), 1.0)
+    m.handle(e.ShardStreamEnded(1), 1.0)
     same = of(m.handle(welcome(1, complete=3), 2.0), e.Resend)
     assert [one.header.block for one in same] == [3]
-    m.handle(e.StreamEnded(1), 3.0)
+    m.handle(e.ShardStreamEnded(1), 3.0)
     later = of(m.handle(welcome(1, attempt=2, complete=3), 4.0), e.Resend)
     assert [one.header.block for one in later] == [1, 3]
 
@@ -161,7 +161,7 @@ def test_a_whole_clock_is_not_sent_to_another_attempt() -> None:
     requests.unsent = 1
     requests.settle(requests.ask(push(1, 3)).request)
     m.clock = 4
-    m.handle(e.StreamEnded(1), 1.0)
+    m.handle(e.ShardStreamEnded(1), 1.0)
     assert m.hello(1)["acked"] == 4
     assert not of(m.handle(welcome(1, attempt=2, complete=3), 2.0), e.Resend)
 
@@ -203,7 +203,7 @@ def test_a_long_record_goes_in_pieces_and_who_leaves_says_so_once_it_is_through(
 def test_pieces_wait_for_the_stream() -> None:
     m = joined()
     m.handle(e.Through(bytes(3 * PIECE)), 0.0)
-    m.handle(e.StreamEnded(0), 0.0)
+    m.handle(e.ShardStreamEnded(0), 0.0)
     assert m.next_piece(1.0) is None
     assert of(m.handle(welcome(0, clock=3), 2.0), e.SendPieces)
     assert m.next_piece(2.0) is not None
@@ -220,7 +220,7 @@ def test_a_short_record_does_not_overtake_the_snapshots() -> None:
 @pytest.mark.parametrize("residual", [True, False])
 def test_the_coordinator_says_whether_a_records_residual_is_still_to_be_sent(residual: bool) -> None:
     m = machine()
-    m.handle(e.Started(), 0.0)
+    m.handle(e.JoinAsked(), 0.0)
     body = {"attempt": 1, "term": 1, "serving": True, "complete": 5, "open": [], "clock": 5, "record": True, "residual": residual}
     m.handle(e.Welcomed.of(0, body), 0.0)
     assert m.residual is residual
@@ -238,7 +238,7 @@ def test_a_snapshot_takes_the_record_of_its_clock_and_the_weights_where_workers_
     m.handle(e.SnapshotTold(3, True), 0.0)
     assert m.needs_record(False)
     made = m.handle(e.AtStepBoundary(b"r"), 0.0)
-    assert of(made, e.Store) == [e.Store(0), e.Store(1)] and of(made, e.SendRecord)
+    assert of(made, e.StoreWeights) == [e.StoreWeights(0), e.StoreWeights(1)] and of(made, e.SendRecord)
     assert m.may_step
 
 
@@ -296,7 +296,7 @@ def test_who_stands_still_marks_the_last_snapshot() -> None:
     m.handle(e.Released(1, 9), 2.0)
     assert not m.may_step
     m.handle(e.TurnOver("stopped"), 3.0)
-    assert m.ending == Ending("stopped")
+    assert m.ending == WorkerEnding("stopped")
 
 
 def test_a_stop_that_nobody_answers_ends_all_the_same() -> None:
@@ -318,11 +318,11 @@ def test_a_stop_that_comes_while_the_script_waits_is_asked_for_and_bounded() -> 
     m.handle(e.Tick(), 11.0 + STOP_SECONDS)
     assert m.ending is not None and "the shards' answer" in m.ending.message
     unplaced = machine()
-    unplaced.handle(e.Started(), 0.0)
+    unplaced.handle(e.JoinAsked(), 0.0)
     unplaced.begin_wait("the coordinator", None, 0.0)
     unplaced.stop_requested = True
     unplaced.handle(e.Tick(), 1.0)
-    assert unplaced.ending == Ending("stopped")
+    assert unplaced.ending == WorkerEnding("stopped")
 
 
 # -- ends ----------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_a_stop_that_comes_while_the_script_waits_is_asked_for_and_bounded() -> 
 def test_who_leaves_tells_the_coordinator_last_and_again_on_a_new_stream() -> None:
     m = joined(reduces=True)
     left = m.handle(e.Through(b"r"), 0.0)
-    assert sent(left) == [(1, Kind.LEAVE), (0, Kind.LEAVE)] and of(left, e.Store) == [e.Store(1), e.Store(0)]
+    assert sent(left) == [(1, Kind.LEAVE), (0, Kind.LEAVE)] and of(left, e.StoreWeights) == [e.StoreWeights(1), e.StoreWeights(0)]
     assert of(left, e.SendRecord) == [e.SendRecord(3, b"r", (0, 0))]
     assert sent(m.handle(welcome(1, attempt=2), 1.0)) == [(1, Kind.LEAVE)]
     assert sent(m.handle(welcome(0, attempt=2, clock=3), 1.0)) == [(0, Kind.LEAVE)]
@@ -340,16 +340,16 @@ def test_who_leaves_tells_the_coordinator_last_and_again_on_a_new_stream() -> No
 @pytest.mark.parametrize(
     ("event", "ending"),
     [
-        (e.TurnOver("finished"), Ending("finished")),
-        (e.TurnOver("left"), Ending("left")),
-        (e.Rewound("async"), Ending("rewind", "async")),
-        (e.Refused("fenced", "a newer one is here"), Ending("fenced", "a newer one is here")),
+        (e.TurnOver("finished"), WorkerEnding("finished")),
+        (e.TurnOver("left"), WorkerEnding("left")),
+        (e.Rewound("async"), WorkerEnding("rewind", "async")),
+        (e.WorkerRefused("fenced", "a newer one is here"), WorkerEnding("fenced", "a newer one is here")),
     ],
 )
-def test_the_first_ending_holds(event: e.Event, ending: Ending) -> None:
+def test_the_first_ending_holds(event: e.Event, ending: WorkerEnding) -> None:
     m = joined()
     m.handle(event, 0.0)
-    m.handle(e.Refused("refused", "later"), 1.0)
+    m.handle(e.WorkerRefused("refused", "later"), 1.0)
     assert m.ending == ending
 
 

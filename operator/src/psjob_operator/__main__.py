@@ -146,7 +146,7 @@ def run(
         lease=main.LeaseOptions(place, lease, Timing(lease_seconds)) if lease else None,
     )
     try:
-        code = asyncio.run(main.run(options))
+        code = asyncio.run(main.run_operator(options))
     except (ConnectError, KeyFileError) as error:
         typer.echo(f"psjob-operator: {error}", err=True)
         raise typer.Exit(2) from error

@@ -25,17 +25,17 @@ def fresh() -> dict[str, bytes]:
     return {name: secrets.token_bytes(SIZE) for name in NAMES}
 
 
-def worker(workers: bytes, index: int, start: int) -> bytes:
+def worker_key(workers: bytes, index: int, start: int) -> bytes:
     """The key of that start of a worker."""
     return mac(workers, f"worker:{index}:{start}")
 
 
-def shard(shards: bytes, index: int, attempt: int) -> bytes:
+def shard_key(shards: bytes, index: int, attempt: int) -> bytes:
     """The key of that attempt of a shard."""
     return mac(shards, f"shard:{index}:{attempt}")
 
 
-def link(workers: bytes, ends: Mapping[int, int]) -> bytes:
+def link_key(workers: bytes, ends: Mapping[int, int]) -> bytes:
     """The key of the stream between two workers, by the start of each rank."""
     return mac(workers, _ends(ends))
 
@@ -75,23 +75,23 @@ def blocks(key: bytes) -> tuple[bytes, bytes]:
     return bytes(byte ^ 0x36 for byte in padded), bytes(byte ^ 0x5C for byte in padded)
 
 
-def written(run: Mapping[str, bytes], role: str, index: int, number: int) -> str:
+def process_key_file(run: Mapping[str, bytes], role: str, index: int, number: int) -> str:
     """The file of one process. `run`: its run's keys by name; `number`: a worker's start or a shard's attempt."""
     if role == "worker":
-        keys = {"worker": worker(run["workers"], index, number)}
+        keys = {"worker": worker_key(run["workers"], index, number)}
     else:
-        keys = {"shard": shard(run["shards"], index, number), "workers": run["workers"], "questions": run["questions"]}
+        keys = {"shard": shard_key(run["shards"], index, number), "workers": run["workers"], "questions": run["questions"]}
         if index == 0:
             keys["shards"] = run["shards"]
-    return lines(keys)
+    return format_keys(keys)
 
 
-def lines(named: Mapping[str, bytes]) -> str:
+def format_keys(named: Mapping[str, bytes]) -> str:
     """A line of a key file for each key."""
     return "".join(f"{name} {key.hex()}\n" for name, key in named.items())
 
 
-def read(text: str) -> dict[str, bytes]:
+def parse_keys(text: str) -> dict[str, bytes]:
     """The keys of a key file by name. Raises ValueError if it is none; the text of it holds no key."""
     found: dict[str, bytes] = {}
     for line in text.splitlines():

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from psjob.api.reporting import checkpoint, export, is_first, rank, report, step, wait, world
     from psjob.collectives.all_reduce import PeerLost, all_reduce, mirror
     from psjob.embeddings.embedding import Embedding, EmbeddingBag, offload_embeddings
-    from psjob.embeddings.rowtables import Table
+    from psjob.embeddings.row_tables import Table
     from psjob.process.errors import Refused
     from psjob_client.problems import (
         BadManifest,
@@ -88,7 +88,7 @@ _HOME = {
     "epochs": "api.data", "state": "api.data", "Refused": "process.errors",
     "Embedding": "embeddings.embedding", "EmbeddingBag": "embeddings.embedding", "offload_embeddings": "embeddings.embedding",
     "mirror": "collectives.all_reduce", "all_reduce": "collectives.all_reduce", "PeerLost": "collectives.all_reduce",
-    "Table": "embeddings.rowtables", "lazy": "api.pipelining", "pipeline": "api.pipelining",
+    "Table": "embeddings.row_tables", "lazy": "api.pipelining", "pipeline": "api.pipelining",
 }  # fmt: skip
 
 _CLIENT = {

@@ -51,7 +51,7 @@ class SimCoordinator:
         self._handling = False
         self._facts: dict[int, messages.SnapshotWritten] = {}
 
-    def take_up(self, event: e.TookUp) -> None:
+    def take_up(self, event: e.ShardRestartedFromKeeper) -> None:
         """This process continues from the memory of another."""
         self.machine.handle(event, self.shard.clock())
 
@@ -114,7 +114,7 @@ class SimCoordinator:
         hello = session.hello
         table = tuple(TensorSpec(t["name"], tuple(t["shape"]), t["dtype"], t["group"]) for t in hello["table"])
         self.sessions[session.number] = session
-        stream = e.Stream(
+        stream = e.StreamFacts(
             session.number, session.rank, session.incarnation, bool(hello["fresh"]), session.mode, int(hello["restore_id"]),
             hello["rule"], table,
             tuple(hello["tables"]), (), None,
@@ -124,7 +124,7 @@ class SimCoordinator:
     def stream_ended(self, session: SimSession) -> None:
         """A worker's stream is gone."""
         if self.sessions.pop(session.number, None) is not None:
-            self.post(e.StreamEnded(session.number))
+            self.post(e.WorkerStreamEnded(session.number))
 
     def frame(self, session: SimSession, header: Header, body: Any) -> None:
         """A control frame of a worker."""
@@ -132,7 +132,7 @@ class SimCoordinator:
         if kind is Kind.RECORD:
             self.post(e.RecordCame(stream, header.clock, body))
         elif kind is Kind.MARK:
-            self.post(e.Marked(stream, header.request, header.clock))
+            self.post(e.WorkerMarked(stream, header.request, header.clock))
         elif kind is Kind.LEAVE:
             self.post(e.WorkerLeft(stream, header.clock))
         elif kind is Kind.STOP:
@@ -151,7 +151,7 @@ class SimCoordinator:
         if session is not None:
             session.tell(action.kind, None if action.body is None else dict(action.body), clock=action.clock, request=action.request)
 
-    def _hang_up(self, action: e.HangUp) -> None:
+    def _hang_up(self, action: e.CloseWorkerStream) -> None:
         session = self.sessions.get(action.stream)
         if session is not None:
             session.hang_up()
@@ -364,7 +364,7 @@ class SimCoordinator:
 _CARRY: dict[type, Callable[[SimCoordinator, Any], None]] = {
     e.Log: SimCoordinator._log,
     e.Tell: SimCoordinator._tell,
-    e.HangUp: SimCoordinator._hang_up,
+    e.CloseWorkerStream: SimCoordinator._hang_up,
     e.Welcome: SimCoordinator._welcome,
     e.WishRecords: SimCoordinator._wish,
     e.Order: SimCoordinator._order,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from psjob.modes import written
+from psjob.modes import format_mode
 from psjob.protocol.records import RecordId, RecordIn, RecordsOnStream
 from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
@@ -95,7 +95,7 @@ class SimLink:
 
     def _hello(self) -> Mapping[str, Any]:
         worker = self.worker
-        body = {"role": "worker", "mode": written(worker.mode), **worker.machine.hello(self.index)}
+        body = {"role": "worker", "mode": format_mode(worker.mode), **worker.machine.hello(self.index)}
         if self.index == 0:
             body |= worker.world.model() | {"has": None if self.record.id is None else [*self.record.id, self.record.count]}
         return body
@@ -104,7 +104,7 @@ class SimLink:
         self.end = None
         if self.life == self.worker.life:
             self.state.welcomed = False
-            self.worker.handle(e.StreamEnded(self.index, broken_rule))
+            self.worker.handle(e.ShardStreamEnded(self.index, broken_rule))
 
     def _heard(self, frame: tuple[Header, Any]) -> None:
         worker, (header, body) = self.worker, frame
@@ -118,11 +118,11 @@ class SimLink:
         elif kind is Kind.WAITING:
             worker.handle(e.ShardWaits.of(self.index, body))
         elif kind is Kind.RECORD:
-            worker.handle(e.RecordCame(header.clock, body))
+            worker.handle(e.RecordReturned(header.clock, body))
         elif kind is Kind.RECORD_PIECE:
             whole = self.record.take(RecordId(header.clock, *header.version), header.part, body)
             if whole is not None:
-                worker.handle(e.RecordCame(header.clock, whole))
+                worker.handle(e.RecordReturned(header.clock, whole))
         elif kind is Kind.RECORD_HAS:
             worker.handle(e.RecordHas(RecordId(header.clock, *header.version), header.part))
         elif kind is Kind.REWIND:
@@ -136,7 +136,7 @@ class SimLink:
         elif kind is Kind.RELEASE:
             worker.handle(e.Released(self.index, header.request))
         elif kind is Kind.ERROR and body.get("code") in ("refused", "fenced"):
-            worker.handle(e.Refused(body["code"], str(body["error"])))
+            worker.handle(e.WorkerRefused(body["code"], str(body["error"])))
 
     def _part(self, header: Header) -> int:
         """The part that a frame is about."""

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from psjob.modes import written
+from psjob.modes import format_mode
 from psjob.protocol.messages import AckedDoubted
 from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordsOnStream
 from psjob.protocol.shard.events import Phase
@@ -64,7 +64,7 @@ class SimSession:
 
     def rewind(self) -> None:
         """Let the worker begin again in the job's mode."""
-        self.tell(Kind.REWIND, {"mode": written(self.store.mode)})
+        self.tell(Kind.REWIND, {"mode": format_mode(self.store.mode)})
         self.hang_up()
 
     def hang_up(self) -> None:
@@ -117,7 +117,7 @@ class SimSession:
                 self.tell(Kind.WAITING, {"shard": store.index, "state": store.phase.value, "term": store.term})
             return
         together = store.mode.rewinds_together and store.phase is Phase.SERVING
-        if (together and int(self.hello.get("restore_id", 0)) != store.restore_id) or self.mode != written(store.mode):
+        if (together and int(self.hello.get("restore_id", 0)) != store.restore_id) or self.mode != format_mode(store.mode):
             self.rewind()
             return
         try:

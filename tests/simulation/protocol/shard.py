@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from psjob import contract, modes
 from psjob.checkpoint.disk import CheckpointProblem, Damage
-from psjob.modes import written
+from psjob.modes import format_mode
 from psjob.protocol import messages
-from psjob.protocol.coordinator.events import TookUp, WorkerFacts
+from psjob.protocol.coordinator.events import ShardRestartedFromKeeper, WorkerFacts
 from psjob.protocol.messages import ShardMessage, ShardPosition, decode_order, encode_message
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.events import Phase
-from psjob.protocol.shard.machine import LinkState, ShardMachine
+from psjob.protocol.shard.machine import CoordinatorLinkState, ShardMachine
 from psjob.shard import deduplication
 from psjob.shard.session import RecordsHere
 from psjob.tables import TableSpec
@@ -91,7 +91,7 @@ class SimShard(Process):
         if self.store.decided is not None:
             self.store.decided.arrived = self.tell
         self.store.norms.measured = self.tell
-        link = None if self.index == 0 else LinkState("shard 0", 600.0)
+        link = None if self.index == 0 else CoordinatorLinkState("shard 0", 600.0)
         self.machine = ShardMachine(self.index, plan.workers, self.first_term, self.mode, link)
         self.snapshots = Snapshots(self)
         self.up = True
@@ -139,8 +139,10 @@ class SimShard(Process):
                 WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for _, row in sorted(store.admission.rows.items())
             )
             snapshot, clip = before.coordinator.machine.state.snapshots.number, held.norms.ordered
-            self.coordinator.take_up(TookUp(held.term, held.restore_id, written(held.mode), self.world.layout, workers, snapshot, clip))
-        self.post(e.TookUp(held.term, held.restore_id, held.restored_by, written(held.mode), left))
+            self.coordinator.take_up(
+                ShardRestartedFromKeeper(held.term, held.restore_id, format_mode(held.mode), self.world.layout, workers, snapshot, clip)
+            )
+        self.post(e.RestartedFromKeeper(held.term, held.restore_id, held.restored_by, format_mode(held.mode), left))
         self.world.promises.counts["taken up"] += 1
 
     def _over(self, found: Any) -> None:
@@ -273,7 +275,7 @@ class SimShard(Process):
         if self.coordinator is not None:
             self.coordinator.stream_ended(session)
 
-    def _dial(self, action: e.Dial) -> None:
+    def _dial(self, action: e.DialCoordinator) -> None:
         self.after(action.after, self._dial_now)
 
     def _dial_now(self) -> None:
@@ -297,7 +299,7 @@ class SimShard(Process):
         self.world.count("answer", "hello")
         self._streams[action.stream].send((Header(Kind.HELLO), body))
 
-    def _hang_up(self, action: e.HangUp) -> None:
+    def _hang_up(self, action: e.CloseStream) -> None:
         end = self._streams.pop(action.stream, None)
         if end is not None:
             end.close()
@@ -437,7 +439,7 @@ class SimShard(Process):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _exit(self, action: e.Exit) -> None:
+    def _exit(self, action: e.ExitProcess) -> None:
         self.leave(action.code, {} if action.fenced is None else {"fenced": {"term": action.fenced}}, action.text)
 
     def leave(self, code: int, message: Mapping[str, Any], why: str = "") -> None:
@@ -489,7 +491,7 @@ class SimShard(Process):
             return f"ended with {self.code}" if not self.alive else "starts"
         store = self.store
         rows = {rank: (row.complete, len(row.open), row.left_at) for rank, row in store.admission.rows.items()}
-        words = f"{store.phase.value} term {store.term} recovery {store.restore_id} {written(store.mode)} at {store.span()} rows {rows}"
+        words = f"{store.phase.value} term {store.term} recovery {store.restore_id} {format_mode(store.mode)} at {store.span()} rows {rows}"
         return words if self.coordinator is None else f"{words}; {self.coordinator.standing()}"
 
 
@@ -502,7 +504,7 @@ def _log(shard: SimShard, action: e.Log) -> None:
 
 
 def _adopt(shard: SimShard, action: e.AdoptMode) -> None:
-    shard.store.adopt(modes.read(action.mode))
+    shard.store.adopt(modes.parse_mode(action.mode))
 
 
 def _ready(shard: SimShard, order: messages.Prepare) -> None:
@@ -526,10 +528,10 @@ def _tell_arrivals(shard: SimShard, action: e.TellArrivals) -> None:
 _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     e.Log: _log,
     e.TellCoordinator: lambda shard, action: shard.tell(action.message),
-    e.Exit: SimShard._exit,
-    e.Dial: SimShard._dial,
+    e.ExitProcess: SimShard._exit,
+    e.DialCoordinator: SimShard._dial,
     e.Hello: SimShard._hello,
-    e.HangUp: SimShard._hang_up,
+    e.CloseStream: SimShard._hang_up,
     e.TellArrivals: _tell_arrivals,
     e.Reset: SimShard._reset,
     e.TakeTerm: _take_term,
@@ -546,7 +548,7 @@ _CARRY: dict[type, Callable[[SimShard, Any], None]] = {
     messages.Prepare: _ready,
     e.NoteLeft: SimShard._note_left,
     e.AskRecords: _ask_records,
-    e.Hold: lambda shard, action: shard.snapshots.hold(action),
+    e.HoldBlocks: lambda shard, action: shard.snapshots.hold(action),
     e.Write: lambda shard, action: shard.snapshots.write(action.snapshot),
     e.GiveUp: lambda shard, action: shard.snapshots.give_up(action.snapshot),
     e.Discard: lambda shard, action: shard.snapshots.discard(action.snapshot),

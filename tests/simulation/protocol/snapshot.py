@@ -46,7 +46,7 @@ class Snapshots:
         self._bases: dict[int, dict[int, tuple[Content, str]]] = {}
         """By snapshot: what each part held, and the file in which it lies."""
 
-    def hold(self, order: e.Hold) -> None:
+    def hold(self, order: e.HoldBlocks) -> None:
         """Hold every part at a step, or now."""
         shard, store = self.shard, self.shard.store
         self._snapshot, self._step, self._held, self._base = order.snapshot, order.step, {}, order.base

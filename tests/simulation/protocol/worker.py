@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.machine import Ending, WorkerMachine
+from psjob.protocol.worker.machine import WorkerEnding, WorkerMachine
 from psjob.wire.frame import Header, Kind
 from psjob.worker.exits import EXIT_OF
 from tests.simulation.protocol.kernel import Process
@@ -104,7 +104,7 @@ class SimWorker(Process):
         """This life has ended, or is about to."""
         return self.machine.ending is not None or not self.alive
 
-    def _over(self, end: Ending) -> None:
+    def _over(self, end: WorkerEnding) -> None:
         self.trace(f"its turn ends: {end.how} {end.message}")
         if end.how == "rewind":
             self.mode = self.world.mode_read(end.message) if end.message else self.mode
@@ -125,7 +125,7 @@ class SimWorker(Process):
 
     def _carry_out(self, action: e.Action) -> None:
         match action:
-            case e.Dial():
+            case e.DialShard():
                 self.links[action.link].dial(action.seconds)
             case e.Send():
                 self.links[action.link].send(self.header(action.kind, clock=action.clock, request=action.request), action.body or {})
@@ -182,7 +182,7 @@ class SimWorker(Process):
 
     def _join(self) -> Script:
         machine = self.machine
-        self.handle(e.Started())
+        self.handle(e.JoinAsked())
         yield from self._wait(lambda: machine.joined or machine.init > 0, "the coordinator")
         while not machine.joined:
             yield from self._wait(lambda: machine.welcomed, "all shards")

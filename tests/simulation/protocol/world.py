@@ -209,7 +209,7 @@ class World:
 
     def mode_read(self, word: str) -> ServedMode:
         """The mode of a REWIND."""
-        return next((mode for mode in MADE.values() if modes.written(mode) == word), None) or modes.read(word)
+        return next((mode for mode in MADE.values() if modes.format_mode(mode) == word), None) or modes.parse_mode(word)
 
     def count(self, kind: str, word: str) -> None:
         """A message was sent."""

@@ -22,7 +22,7 @@ def main() -> None:
     app()
 
 
-def complete() -> None:
+def complete_command_line() -> None:
     """Completion of `kubectl psjob`: kubectl gives the words behind `psjob`, and takes one candidate a line and a directive."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     words = sys.argv[1:] or [""]

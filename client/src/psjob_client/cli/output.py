@@ -82,10 +82,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     if sys.stdout.isatty():
         Console(highlight=False).print(grid(head, cells))
         return
-    lines([list(head), *cells])
+    print_columns([list(head), *cells])
 
 
-def lines(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> None:
+def print_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> None:
     """Columns as wide as their widest cell; those of these numbers have their cells at the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -118,7 +118,7 @@ def ruled_table(
     if not console.is_terminal:
         if title:
             echo(title)
-        lines([head, *rows], right=right)
+        print_columns([head, *rows], right=right)
         return
     made = Table(title=printable(title) if title else None, title_justify="left")
     for column, name in enumerate(head):

@@ -271,7 +271,7 @@ def names(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: one["time"], reverse=True)
 
 
-def read(folder: Path, name: str) -> Comparison:
+def read_comparison(folder: Path, name: str) -> Comparison:
     """A comparison by its name. Raises BadInput if there is none, or where its file is damaged."""
     path = folder / RUNS_FOLDER / FOLDER / f"{name}.json"
     if not NAME.fullmatch(name) or not path.is_file():

@@ -22,7 +22,7 @@ from psjob_client.local.manifest import Request, read_job, worker_commands
 from psjob_client.local.monitor import RunWatch, attach_verdict, poll_shards
 from psjob_client.local.process import Sites, reserve_ports
 from psjob_client.local.record import keep_history
-from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, local_encryption, new_folder, parse_logs, resumed_run
+from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, local_encryption, new_folder, parse_logs, resumed_folder
 from psjob_client.local.status import lateness, lateness_line, numbers, passes_again
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec
@@ -61,7 +61,7 @@ def _prepare(request: Request, sites: Sites | None) -> tuple[Backend, Faults, St
     commands = worker_commands(job, (request.work_folder or request.manifest.parent).absolute())
     faults = Faults([*parse_faults(request.faults, job.spec.shards.replicas, job.spec.workers.replicas)])
     shown = parse_logs(request.logs, job.spec.workers.replicas)
-    source = resumed_run(request.resume, job.spec)
+    source = resumed_folder(request.resume, job.spec)
     resume = source[0] if source else None
     for option, path in (("--summary", request.summary), ("--history", request.history)):
         if path is not None and not path.absolute().parent.is_dir():

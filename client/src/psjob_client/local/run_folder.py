@@ -263,7 +263,7 @@ class RunKeys:
         """The file of the process that sits there from now on. Raises OSError if it cannot be written."""
         path = self.folder / f"{role}-{index}"
         # In place, where the file before has as many bytes: a full disk keeps no process from being started again.
-        _write_key(path, keys.written(self.named, role, index, number))
+        _write_key(path, keys.process_key_file(self.named, role, index, number))
         return path
 
 
@@ -280,7 +280,7 @@ def make_keys(folder: Path, shards: int, workers: int, encrypted: bool = False, 
     """
     made = RunKeys(folder, keys.fresh())
     folder.mkdir(mode=0o700)
-    _write_key(folder / "run", keys.lines(made.named))
+    _write_key(folder / "run", keys.format_keys(made.named))
     for role, count in (("shard", shards), ("worker", workers)):
         for index in range(count):
             made.hand(role, index, 1)
@@ -391,7 +391,7 @@ class ResumedRun:
     """How to start anew."""
 
 
-def resumed_run(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
+def resumed_folder(option: Path | None, spec: JobSpec) -> tuple[Path, int] | None:
     """Absolute path of the run's folder that `--resume` or else `spec` names, and the step of its checkpoint; None where neither does.
 
     Raises:

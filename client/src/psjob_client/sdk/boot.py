@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 
-def missing(packages: list[str]) -> list[str]:
+def missing_packages(packages: list[str]) -> list[str]:
     """Those requirements that this Python does not meet."""
     try:
         from packaging.requirements import Requirement
@@ -43,7 +43,7 @@ def own_folder(parent: str) -> str:
     return folder
 
 
-def written(source: str, folder: str) -> str:
+def write_script(source: str, folder: str) -> str:
     """The script's file, by its content; it takes the place of what is there."""
     path = os.path.join(folder, f"train-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py")
     made, part = tempfile.mkstemp(dir=folder)
@@ -59,14 +59,14 @@ def main() -> None:
     end = words.index("--") if "--" in words else len(words)
     packages, arguments = words[:end], words[end + 1 :]
     paths = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
-    wanted = missing(packages) if packages else []
+    wanted = missing_packages(packages) if packages else []
     if wanted:
         target = tempfile.mkdtemp(prefix="psjob-packages-")
         done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--target", target, *wanted], check=False)
         if done.returncode:
             sys.exit(f"packages: pip could not install {', '.join(wanted)}; put them into the image, or correct their names")
         paths.insert(0, target)
-    path = written(source, own_folder(tempfile.gettempdir()))
+    path = write_script(source, own_folder(tempfile.gettempdir()))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.execv(sys.executable, [sys.executable, path, *arguments])
 

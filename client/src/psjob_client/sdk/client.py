@@ -16,7 +16,7 @@ from psjob_client.jobs.runs import LocalJobs
 from psjob_client.jobs.verbs import JobVerbs
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView
 from psjob_client.problems import Conflict, DeadlinePassed, JobFailed, JobProblem, Step, verb_step
-from psjob_client.sdk.manifest import Train, build, checked, read
+from psjob_client.sdk.manifest import Train, build, checked, read_manifest_file
 from psjob_client.text import yaml_text
 from psjob_operator.api.status import Phase
 
@@ -103,7 +103,7 @@ class AsyncClient:
 
     async def submit(self, manifest: Mapping[str, Any] | str | Path) -> AsyncJob:
         """As `Client.submit`."""
-        made = read(manifest) if isinstance(manifest, str | Path) else checked(manifest)
+        made = read_manifest_file(manifest) if isinstance(manifest, str | Path) else checked(manifest)
         return AsyncJob(self, await (await self.place()).submit(made), made)
 
     async def job(self, name: str) -> AsyncJob:

@@ -91,7 +91,7 @@ def checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return dict(manifest)
 
 
-def read(path: str | Path) -> dict[str, Any]:
+def read_manifest_file(path: str | Path) -> dict[str, Any]:
     """The manifest in a file. Raises BadManifest with every problem."""
     try:
         return as_written(read_job(Path(path)))

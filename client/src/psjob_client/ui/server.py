@@ -163,7 +163,7 @@ class Page:
 
     async def _comparison(self, request: Request) -> Response:
         try:
-            return JSONResponse(shown.comparison(outcome.read(self._folder, request.path_params["name"]), _drawn(request)[1]))
+            return JSONResponse(shown.comparison(outcome.read_comparison(self._folder, request.path_params["name"]), _drawn(request)[1]))
         except BadInput as problem:
             return JSONResponse({"problem": str(problem)}, 404)
 

@@ -73,7 +73,7 @@ def _number_or_word(value: Any) -> int | str:
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenEnum:
     """Marks a Literal of `words` that is read leniently: the schema lists them, and any other word is kept unchanged."""
 
     words: tuple[str, ...]

@@ -154,11 +154,11 @@ class Training(Model):
     has an equal share, at least the 4 MiB of one block. Absent: 4096, or 4 for each worker where that is more. 4..65536."""
     compression: Compression = Field(default_factory=lambda: Compression())
     """In how many bits numbers travel between workers and shards."""
-    pipeline: Pipeline | None = None
+    pipeline: PipelineSpec | None = None
     """How a batch goes through the stages of `spec.stages`. Absent: as the script says."""
 
 
-class Pipeline(Model):
+class PipelineSpec(Model):
     """How a batch goes through stages."""
 
     microbatches: int

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from psjob_operator.api.base import Model, Open, without
+from psjob_operator.api.base import Model, OpenEnum, without
 from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.printable import printable
 
@@ -50,7 +50,7 @@ class JobStatus(StatusModel):
 
     observed_generation: Amount | None = None
     """Generation of the spec that this status answers."""
-    phase: Annotated[Phase, Open(get_args(Phase))] | None = None
+    phase: Annotated[Phase, OpenEnum(get_args(Phase))] | None = None
     """One word for people. Programs read conditions."""
     conditions: tuple[Condition, ...] = ()
     """One entry a type: Ready, Reconciling, Stalled, Suspended, Complete, Failed, CheckpointReady. Of what is wrong with a job that trains
@@ -80,7 +80,7 @@ class JobStatus(StatusModel):
     """Stages whose workers all run or have succeeded, of those declared, such as 2/2; absent without stages."""
     checkpoint: CheckpointStatus | None = None
     """The last committed checkpoint."""
-    progress: Progress | None = None
+    progress: ProgressStatus | None = None
     """How far training is, as shard 0 last reported; at most once a minute."""
     interruption: Interruption | None = None
     """What has been started again and has not made a step yet; absent while training continues."""
@@ -137,7 +137,7 @@ class Condition(StatusModel):
 
     type: str
     """Name of the aspect."""
-    status: Annotated[Truth, Open(get_args(Truth))]
+    status: Annotated[Truth, OpenEnum(get_args(Truth))]
     """Whether it holds."""
     reason: str
     """Why, as one CamelCase word for programs."""
@@ -198,7 +198,7 @@ class ShardStatus(StatusModel):
     """0: each shard has one process."""
     attempt: Number
     """Number of its present start, from 1; never goes back."""
-    state: Annotated[ShardState, Open(get_args(ShardState))] = "Pending"
+    state: Annotated[ShardState, OpenEnum(get_args(ShardState))] = "Pending"
     """Pending (no process yet), Starting (restoring), Serving, Lost, Finished."""
     pod: str | None = None
     """Its pod."""
@@ -289,7 +289,7 @@ class CheckpointStatus(StatusModel):
     spec's, the request is answered."""
 
 
-class Progress(StatusModel):
+class ProgressStatus(StatusModel):
     """How far training is."""
 
     step: Amount

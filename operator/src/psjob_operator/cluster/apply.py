@@ -252,7 +252,7 @@ class Apply:
             # Perhaps ours, made and gone again: not to be made a second time under this number.
             outcome.failure = outcome.failure or error
             return None
-        if pods.owner(raw["metadata"]) == observed.uid:
+        if pods.controller_uid(raw["metadata"]) == observed.uid:
             # Made before under this number, by whomever: it is never made twice, also when it is going already.
             self._store.put(kind, raw)
             memory.refusals.pop(name, None)
@@ -394,13 +394,13 @@ def _ours(kind: ResourceKind, raw: Mapping[str, Any], body: Mapping[str, Any], o
     if kind == CLAIMS:
         label = render.LABEL_JOB
         return bool((raw["metadata"].get("labels") or {}).get(label) == body["metadata"]["labels"][label])
-    return pods.owner(raw["metadata"]) == observed.uid
+    return pods.controller_uid(raw["metadata"]) == observed.uid
 
 
 def _whose(raw: Mapping[str, Any], observed: ObservedState) -> str:
     if raw["metadata"].get("deletionTimestamp"):
         return "is still being deleted; it is waited for"
-    holder = pods.owner(raw["metadata"])
+    holder = pods.controller_uid(raw["metadata"])
     if holder == observed.uid:
         return "is ours"
     return (

@@ -355,7 +355,7 @@ def _child(raw: Mapping[str, Any]) -> Child:
     return Child(
         name=metadata["name"],
         uid=metadata["uid"],
-        owner=pods.owner(metadata),
+        owner=pods.controller_uid(metadata),
         bound=(raw.get("status") or {}).get("phase") == "Bound",
         deleting=bool(metadata.get("deletionTimestamp")),
         created=unix(metadata.get("creationTimestamp")) or 0.0,

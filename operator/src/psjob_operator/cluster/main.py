@@ -110,7 +110,7 @@ class Options:
     """None: it takes turns without asking whether another does."""
 
 
-async def run(options: Options) -> int:
+async def run_operator(options: Options) -> int:
     """Run until SIGTERM or SIGINT (0), or until the watches end by themselves (1). Raises ConnectError, KeyFileError, OSError (port)."""
     stop = asyncio.Event()
     _on_signals(stop)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from psjob_operator.api.status import unix
 from psjob_operator.cluster.cache import STRANGER_SECONDS, Answer, Memory
 from psjob_operator.cluster.client import CHILDREN, CLAIMS, CORE_EVENTS, NODES, ApiError, KubernetesClient
-from psjob_operator.cluster.pods import PodView, owner
+from psjob_operator.cluster.pods import PodView, controller_uid
 from psjob_operator.cluster.redact import encoded_forms, scrub
 from psjob_operator.contract import STATUS_PORT
 from psjob_operator.plan.observed_state import Process
@@ -201,7 +201,7 @@ class Lookups:
                 return False
             raise
         labelled = kind == CLAIMS and LABEL_JOB in (raw["metadata"].get("labels") or {})
-        return bool(raw["metadata"].get("deletionTimestamp")) or not (labelled or owner(raw["metadata"]) == uid)
+        return bool(raw["metadata"].get("deletionTimestamp")) or not (labelled or controller_uid(raw["metadata"]) == uid)
 
     async def _read_events(self, uid: str) -> tuple[str, ...]:
         try:

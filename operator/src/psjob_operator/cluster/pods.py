@@ -75,7 +75,7 @@ def parse_pod(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         role=cast(Role, role),
         index=index,
         number=number,
-        run=owner(metadata),
+        run=controller_uid(metadata),
         phase=_phase(status.get("phase"), ended),
         created=unix(metadata.get("creationTimestamp")) or 0.0,
         ready=_true(conditions, "Ready"),
@@ -116,7 +116,7 @@ def _numbered(text: str | None, least: int, most: int) -> int | None:
     return number if least <= number <= most and text == str(number) else None
 
 
-def owner(metadata: Mapping[str, Any]) -> str:
+def controller_uid(metadata: Mapping[str, Any]) -> str:
     """Uid of the controlling owner, or nothing."""
     for reference in metadata.get("ownerReferences") or []:
         if reference.get("controller"):

@@ -22,7 +22,7 @@ from psjob_operator.cluster.observe import Settings
 from psjob_operator.cluster.operator_key import OperatorKey
 from psjob_operator.cluster.queue import Queue
 from psjob_operator.plan.actions import Event, Plan
-from psjob_operator.plan.job_state import unanswered
+from psjob_operator.plan.job_state import checkpoint_unanswered
 from psjob_operator.plan.observed_state import REFUSED_MOST, ObservedState
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.status import RECOVERED
@@ -284,7 +284,7 @@ class Reconciler:
             return min(self._settings.progress_seconds, max(1.0, limit * HUNG_PART))
         told = (memory.progress or {}).get("coordinator")
         begun = isinstance(told, Mapping) and bool(told.get("step")) and not told.get("waiting") and not memory.interrupted
-        awaited = unanswered(memory.progress, spec.checkpoint.request)
+        awaited = checkpoint_unanswered(memory.progress, spec.checkpoint.request)
         seldom = (begun and not awaited) or memory.misses > MISSES
         return self._settings.progress_seconds if seldom else min(EARLY_SECONDS, self._settings.progress_seconds)
 

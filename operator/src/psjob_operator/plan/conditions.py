@@ -16,7 +16,7 @@ from psjob_operator.api.template import SERVING, TRAINED, container_of
 from psjob_operator.plan import objects, pods
 from psjob_operator.plan.job_state import JobState, Seat, told_text
 from psjob_operator.plan.observed_state import Process
-from psjob_operator.plan.pods import CONFLICT, refused
+from psjob_operator.plan.pods import CONFLICT, pod_refusal
 from psjob_operator.plan.restarts import RestartDecision, ends_at
 
 ORDER = (
@@ -70,22 +70,22 @@ class Say:
     message: str
 
 
-def starting(reason: str, message: str) -> dict[str, Say]:
+def starting_conditions(reason: str, message: str) -> dict[str, Say]:
     """Processes are made, start, restore or wait for something."""
     return {"Ready": Say("False", reason, message), "Reconciling": Say("True", reason, message)}
 
 
-def running(reason: str, message: str) -> dict[str, Say]:
+def running_conditions(reason: str, message: str) -> dict[str, Say]:
     """All that was declared is there."""
     return {"Ready": Say("True", reason, message)}
 
 
-def suspended(message: str) -> dict[str, Say]:
+def suspended_conditions(message: str) -> dict[str, Say]:
     """Suspended, with no process left."""
     return {"Ready": Say("False", "Suspended", message), "Suspended": Say("True", "Suspended", message)}
 
 
-def resumed(before: tuple[Condition, ...], wanted: bool) -> dict[str, Say]:
+def resumed_conditions(before: tuple[Condition, ...], wanted: bool) -> dict[str, Say]:
     """Suspended of a job that has processes or has ended, and was suspended once; nothing of any other. `wanted`: the spec asks for it."""
     if not any(condition.type == "Suspended" for condition in before):
         return {}
@@ -94,12 +94,12 @@ def resumed(before: tuple[Condition, ...], wanted: bool) -> dict[str, Say]:
     return {"Suspended": Say("False", "Resumed", "it continues from its last checkpoint")}
 
 
-def complete(reason: str, message: str) -> dict[str, Say]:
+def complete_conditions(reason: str, message: str) -> dict[str, Say]:
     """Done."""
     return {"Ready": Say("True", reason, message), "Complete": Say("True", reason, message)}
 
 
-def failed(reason: str, message: str) -> dict[str, Say]:
+def failed_conditions(reason: str, message: str) -> dict[str, Say]:
     """Failed for good."""
     return {kind: Say("False" if kind == "Ready" else "True", reason, message) for kind in ("Ready", "Stalled", "Failed")}
 
@@ -152,7 +152,7 @@ def _trouble(state: JobState, seat: Seat, decision: RestartDecision, conflicts: 
     name = decision.name(state.observed.name, seat)
     if name in conflicts:
         return Trouble(seat, "NameConflict", f"pod {name} exists and is not this job's; it starts when that pod is gone")
-    refusal = refused(seat)
+    refusal = pod_refusal(seat)
     if refusal is not None:
         if refusal.code == CONFLICT:
             return Trouble(seat, "NameConflict", refusal.message)
@@ -199,7 +199,7 @@ def _pull_words(state: JobState, seat: Seat, pod: Process) -> str:
     return pod.waiting_message
 
 
-def explain(state: JobState, seat: Seat, failures: int, field: str = "backoffLimit", limit: int | None = None) -> str:
+def explain_failure(state: JobState, seat: Seat, failures: int, field: str = "backoffLimit", limit: int | None = None) -> str:
     """`container worker, memory limit 2Gi: exit code 137 (OOMKilled): …; failures: 2, spec.runPolicy.backoffLimit: 6`.
 
     `limit`: of `field`; None: of backoffLimit.
@@ -228,11 +228,11 @@ def ready_condition(state: JobState) -> dict[str, Say]:
     before, after = list(_around(state)), list(_unread(state))
     of_training = [(kind, words) for kind, key in OF_TRAINING.items() if (words := told_text(state, key))]
     for reason, words in (*before, *of_training, *after):
-        return running(reason, words)
+        return running_conditions(reason, words)
     kept = state.stored.condition("Ready")
     if kept and kept.reason in (WAITING, *OF_TRAINING) and not state.coordinator:
-        return running(kept.reason, kept.message)
-    return running("Running", "all shards and workers are running")
+        return running_conditions(kept.reason, kept.message)
+    return running_conditions("Running", "all shards and workers are running")
 
 
 def warning_conditions(state: JobState, trains: bool) -> dict[str, Say]:
@@ -259,7 +259,7 @@ def warning_text(state: JobState, kind: str, key: str) -> str:
 
 def _around(state: JobState) -> Iterator[tuple[str, str]]:
     """(reason, words) of what is wrong beside the training itself."""
-    if around := objects.refused(state.observed, pods.pinned(state, afresh=False)):
+    if around := objects.object_refusal(state.observed, pods.pinned(state, afresh=False)):
         yield "CreateRefused", around
     crashing = [(seat, seat.process.sidecar_crash) for seat in state.seats if seat.process is not None and seat.process.sidecar_crash]
     if crashing:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from psjob_operator.api.status import LARGEST, CheckpointStatus, Internal, JobStatus, Progress, index_set, stamp, starts_map, unix
+from psjob_operator.api.status import LARGEST, CheckpointStatus, Internal, JobStatus, ProgressStatus, index_set, stamp, starts_map, unix
 from psjob_operator.plan import objects, process_outcome
 from psjob_operator.plan.observed_state import ObservedState, Process, Refusal, Role
 from psjob_operator.plan.process_outcome import ProcessOutcome, read_message
@@ -356,14 +356,14 @@ def _attempt(progress: Mapping[str, Any]) -> int:
     return attempt if isinstance(attempt, int) and not isinstance(attempt, bool) else 0
 
 
-def current_progress(state: JobState) -> Progress | None:
+def current_progress(state: JobState) -> ProgressStatus | None:
     """How far training is; the stored numbers where shard 0 is out of reach."""
     step = told_integer(state.coordinator, "step")
     if step is None:
         return state.stored.progress
     told = state.coordinator
     at = state.observed.progress_at
-    return Progress(
+    return ProgressStatus(
         step=step,
         mode=told_text(state, "mode") or None,
         loss=told_number(told, "loss"),
@@ -406,7 +406,7 @@ def _made_at(state: JobState, told: Mapping[str, Any]) -> float | None:
     return min(time, state.now) if time is not None and 0 <= time < 1e11 else None
 
 
-def unanswered(told: Mapping[str, Any] | None, request: int | None) -> bool:
+def checkpoint_unanswered(told: Mapping[str, Any] | None, request: int | None) -> bool:
     """Is a checkpoint asked for that shard 0's last answer does not tell of? False of a shard 0 that tells of no request at all."""
     job = (told or {}).get("coordinator")
     kept = job.get("checkpoint") if isinstance(job, Mapping) else None

@@ -134,7 +134,7 @@ def conflict(observed: ObservedState) -> str:
     return ""
 
 
-def refused(observed: ObservedState, pinned: Pinned) -> str:
+def object_refusal(observed: ObservedState, pinned: Pinned) -> str:
     """The API server's words where it refuses one of these objects that pods wait for; empty where it does not."""
     wanted = {
         EnsureService: service_name(observed.name),

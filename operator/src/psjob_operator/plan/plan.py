@@ -12,13 +12,21 @@ from dataclasses import dataclass
 from psjob_operator.api.status import JobStatus, ShardStatus, short, stamp
 from psjob_operator.plan import objects, pods, restarts, terminal
 from psjob_operator.plan.actions import DeleteProcess, Event, Plan
-from psjob_operator.plan.conditions import WRITTEN_ANEW, Say, resumed, starting, suspended, troubles, with_times
+from psjob_operator.plan.conditions import (
+    WRITTEN_ANEW,
+    Say,
+    resumed_conditions,
+    starting_conditions,
+    suspended_conditions,
+    troubles,
+    with_times,
+)
 from psjob_operator.plan.job_state import SUSPENDING, JobState, current_checkpoint, current_progress, pull_due
 from psjob_operator.plan.observed_state import ObservedState, Process
 from psjob_operator.plan.pods import FORCE
 from psjob_operator.plan.restarts import RestartDecision, unchanged
-from psjob_operator.plan.status import describe, recovered, recovering, report, settle, wake_at, with_recovery
-from psjob_operator.plan.terminal import Ending
+from psjob_operator.plan.status import describe, recovered, recovering, running_status, settle, wake_at, with_recovery
+from psjob_operator.plan.terminal import TerminalPhase
 
 OURS = "psjob.dev/operator"
 """spec.managedBy of this operator's jobs, which is what no value means too; and who reports its Events."""
@@ -35,7 +43,7 @@ class Hold:
     plan: Plan
 
 
-Policy = Callable[[JobState], Ending | Hold | RestartDecision | None]
+Policy = Callable[[JobState], TerminalPhase | Hold | RestartDecision | None]
 """What one rule makes of a job: an end, a hold, numbers to raise, or None where it has nothing to say."""
 
 
@@ -44,7 +52,7 @@ def plan(observed: ObservedState, now: float) -> Plan:
     state = JobState.of(observed, now)
     for policy in POLICIES:
         match policy(state):
-            case Ending() as ending:
+            case TerminalPhase() as ending:
                 return terminal.end(state, ending)
             case Hold() as hold:
                 return hold.plan
@@ -64,7 +72,7 @@ def _run(state: JobState, decision: RestartDecision) -> Plan:
     creating = pods.create_pods(state, decision, pinned)
     keys = objects.ensure_key(observed, pinned) if creating.actions else ()
     # The status tells who keeps each seat empty, and what a recovery has cost.
-    told = with_recovery(state, decision, report(state, decision, troubles(state, decision, creating.conflicts)))
+    told = with_recovery(state, decision, running_status(state, decision, troubles(state, decision, creating.conflicts)))
     # Counters, words and progress are written no oftener than they are worth.
     status, due = settle(state, told)
     return Plan(
@@ -124,9 +132,9 @@ def unreadable(state: JobState) -> Hold | None:
     return Hold(_stall(state, terminal.spec_reason(problems), "; ".join(problems))) if problems else None
 
 
-def another_version(state: JobState) -> Ending | Hold | None:
+def another_version(state: JobState) -> TerminalPhase | Hold | None:
     """Begun by a version that this operator does not know: nothing that its processes say is read, so only deadlines may end it."""
-    words = pods.another_version(state)
+    words = pods.unknown_version_message(state)
     if not words:
         return None
     ending = terminal.deadline_passed(state) or terminal.pending_too_long(state)
@@ -135,7 +143,7 @@ def another_version(state: JobState) -> Ending | Hold | None:
 
 def templates_changed(state: JobState) -> Hold | None:
     """Suspended, changed in what its pods are, and resumed: no process is made of another program in the middle of a run."""
-    words = pods.templates_changed(state)
+    words = pods.templates_changed_message(state)
     return Hold(_stall(state, "TemplateChanged", words)) if words else None
 
 
@@ -154,7 +162,7 @@ def resume_source(state: JobState) -> Hold | None:
 def _wait(state: JobState, reason: str, words: str, again_at: float | None = None) -> Hold:
     decision = unchanged(state)
     waiting = pods.create_pods(state, decision, pods.pinned(state, decision.afresh))
-    told = report(state, decision, troubles(state, decision, waiting.conflicts), (reason, words))
+    told = running_status(state, decision, troubles(state, decision, waiting.conflicts), (reason, words))
     status, due = settle(state, with_recovery(state, decision, told))
     wake = wake_at(state, status, due, waiting.wake, again_at)
     return Hold(Plan(status=status, intent=state.first_seen, wake_at=wake, want_progress=pull_due(state, status)))
@@ -183,7 +191,7 @@ def _suspend(state: JobState) -> Plan:
 def _stall(state: JobState, reason: str, message: str) -> Plan:
     said = {kind: Say("False" if kind == "Ready" else "True", reason, message) for kind in ("Ready", "Stalled")}
     kept = {it.type: Say(it.status, it.reason, it.message) for it in state.stored.conditions if it.type not in WRITTEN_ANEW}
-    kept |= resumed(state.stored.conditions, bool(state.observed.spec.suspend))
+    kept |= resumed_conditions(state.stored.conditions, bool(state.observed.spec.suspend))
     generation = state.observed.generation
     update = {
         "checkpoint": current_checkpoint(state),
@@ -201,10 +209,10 @@ def _suspended_status(state: JobState) -> JobStatus:
     leaving = objects.leaving(state.observed)
     if state.left:
         ends = f"processes end, and {leaving[1]}" if leaving else "processes make a last checkpoint and end"
-        ending = starting(SUSPENDING, f"spec.suspend is true; {ends}{_kept(state)}")
+        ending = starting_conditions(SUSPENDING, f"spec.suspend is true; {ends}{_kept(state)}")
         status = describe(state, unchanged(state), ending)
         return status.model_copy(update={"internal": status.internal.model_copy(update={"pending_starts": ""})})
-    status = describe(state, unchanged(state), suspended(f"spec.suspend is true; {_continues_from(state)}{_kept(state)}"))
+    status = describe(state, unchanged(state), suspended_conditions(f"spec.suspend is true; {_continues_from(state)}{_kept(state)}"))
     # A run that never began, or of which nothing is left that an older operator made, is pinned when it begins.
     shards = tuple(
         ShardStatus(index=shard.index, attempt=shard.attempt, state=shard.state if shard.state == "Finished" else "Pending")

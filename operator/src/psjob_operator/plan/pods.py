@@ -80,7 +80,7 @@ def create_pods(state: JobState, decision: RestartDecision, pinned: Pinned) -> C
     return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
 
 
-def refused(seat: Seat) -> Refusal | None:
+def pod_refusal(seat: Seat) -> Refusal | None:
     """The API server's refusal that keeps the seat empty."""
     return seat.refusal if seat.may_create else None
 
@@ -156,7 +156,7 @@ def pinned(state: JobState, afresh: bool) -> Pinned:
     )
 
 
-def templates_changed(state: JobState) -> str:
+def templates_changed_message(state: JobState) -> str:
     """Why a run that was suspended does not continue; empty where its pods are what they were, wherever they are placed."""
     kept = state.stored.internal.pinned.templates if state.stored.internal.pinned is not None else None
     if state.first_seen or kept is None or kept == templates_digest(state.observed.spec):
@@ -172,7 +172,7 @@ def encryption(spec: JobSpec, auto: str) -> str:
     return auto if spec.training.encryption == "auto" else spec.training.encryption
 
 
-def another_version(state: JobState) -> str:
+def unknown_version_message(state: JobState) -> str:
     """Why nothing of this run is made here: it was begun by a version that this operator does not know. Empty where it does."""
     if not state.first_seen and state.stored.shards and state.stored.internal.term is None:
         return (

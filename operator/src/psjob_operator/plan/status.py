@@ -1,6 +1,6 @@
 """The status of a job from what is known of it now, and which of its changes are worth a write.
 
-`report` makes the status. `with_recovery` adds how long training was interrupted: from the loss to the first step that all pass after it.
+`running_status` makes the status. `with_recovery` adds how long training was interrupted, from the loss to the first step that all pass.
 `settle` decides about the write: facts at once, words seldom, progress once a minute. `wake_at` says when to look next.
 """
 
@@ -41,11 +41,11 @@ from psjob_operator.plan.conditions import (
     WAITING,
     Say,
     Trouble,
-    explain,
+    explain_failure,
     ready_condition,
-    resumed,
+    resumed_conditions,
     slow_at,
-    starting,
+    starting_conditions,
     warning_conditions,
     with_times,
 )
@@ -85,7 +85,9 @@ SLACK_SECONDS = 0.5
 """The first step is dated by the age that shard 0 tells, and the answer took a while."""
 
 
-def report(state: JobState, decision: RestartDecision, troubles: tuple[Trouble, ...], blocked: tuple[str, str] | None = None) -> JobStatus:
+def running_status(
+    state: JobState, decision: RestartDecision, troubles: tuple[Trouble, ...], blocked: tuple[str, str] | None = None
+) -> JobStatus:
     """The status of a job that runs. `blocked`: (reason, sentence) why nothing may be created; None when that is not so."""
     up = not decision.raised and not blocked and all(seat.up for seat in state.shards)
     up = up and (state.success_met or all(seat.up for seat in state.workers))
@@ -99,7 +101,7 @@ def describe(state: JobState, decision: RestartDecision, said: Mapping[str, Say]
     """The whole status of a job but for its phase. `said`: its conditions, without CheckpointReady and those of warnings."""
     spec, stored, generation = state.observed.spec, state.stored, state.observed.generation
     trains = said["Ready"].status == "True" and "Complete" not in said
-    beside = {**resumed(stored.conditions, bool(spec.suspend)), **warning_conditions(state, trains)}
+    beside = {**resumed_conditions(stored.conditions, bool(spec.suspend)), **warning_conditions(state, trains)}
     return JobStatus(
         observed_generation=generation,
         conditions=with_times(
@@ -146,7 +148,7 @@ def recovering(state: JobState, decision: RestartDecision) -> str:
     failed = [seat for seat in decision.raised if seat.outcome.counted]
     if failed:
         which = "" if len(decision.raised) == 1 else f"{failed[0]}, "
-        parts.append(which + explain(state, failed[0], counted(state) + len(counting(state, failed).new)))
+        parts.append(which + explain_failure(state, failed[0], counted(state) + len(counting(state, failed).new)))
     return "; ".join(parts)
 
 
@@ -251,24 +253,26 @@ def _said(
     state: JobState, decision: RestartDecision, troubles: tuple[Trouble, ...], blocked: tuple[str, str] | None, up: bool
 ) -> dict[str, Say]:
     if blocked:
-        return starting(*blocked)
+        return starting_conditions(*blocked)
     if up:
         return ready_condition(state)
-    around = objects.refused(state.observed, pods.pinned(state, decision.afresh))
+    around = objects.object_refusal(state.observed, pods.pinned(state, decision.afresh))
     if around:
-        return starting("CreateRefused", around)
+        return starting_conditions("CreateRefused", around)
     if troubles:
         first = troubles[0]
-        return starting(first.reason, f"{first.seat}: {first.message}" if first.message else str(first.seat))
+        return starting_conditions(first.reason, f"{first.seat}: {first.message}" if first.message else str(first.seat))
     if leaving := objects.leaving(state.observed):
-        return starting(*leaving)
+        return starting_conditions(*leaving)
     waits = objects.unbound(state.observed)
     if waits:
-        return starting("ClaimPending", waits)
+        return starting_conditions("ClaimPending", waits)
     if state.has_run and not decision.afresh:
-        return starting("Recovering", recovering(state, decision))
+        return starting_conditions("Recovering", recovering(state, decision))
     spec = state.observed.spec
-    return starting("Starting", f"{plural(spec.shards.replicas, 'shard')} and {plural(spec.workers.replicas, 'worker')} are starting")
+    return starting_conditions(
+        "Starting", f"{plural(spec.shards.replicas, 'shard')} and {plural(spec.workers.replicas, 'worker')} are starting"
+    )
 
 
 def _state(seat: Seat, decision: RestartDecision) -> ShardState:

@@ -14,7 +14,7 @@ from typing import Any
 from psjob_operator.api.status import JobStatus, Terminal, index_text, short, stamp, unix, with_phase
 from psjob_operator.plan import conditions, placement
 from psjob_operator.plan.actions import DeleteJob, Event, Plan
-from psjob_operator.plan.conditions import explain, warning_text
+from psjob_operator.plan.conditions import explain_failure, warning_text
 from psjob_operator.plan.job_state import PATIENCE_SECONDS, JobState, Seat, checkpoint_known, current_progress, told_integer
 from psjob_operator.plan.observed_state import Role
 from psjob_operator.plan.pods import left_over
@@ -25,7 +25,7 @@ _OF_A_TEMPLATE = re.compile(r"spec\.(workers|shards|stages\[\d+\])\.template\b")
 
 
 @dataclass(frozen=True)
-class Ending:
+class TerminalPhase:
     """The condition that ends a job, its reason and its sentence."""
 
     condition: Terminal
@@ -38,37 +38,37 @@ def spec_reason(problems: Sequence[str]) -> str:
     return "TemplateInvalid" if all(_OF_A_TEMPLATE.match(problem) for problem in problems) else "SpecInvalid"
 
 
-def _once_begun(policy: Callable[[JobState], Ending | None]) -> Callable[[JobState], Ending | None]:
+def _once_begun(policy: Callable[[JobState], TerminalPhase | None]) -> Callable[[JobState], TerminalPhase | None]:
     """At first sight and when a suspension ends, nothing that was before is held against a job."""
 
     @wraps(policy)
-    def asked(state: JobState) -> Ending | None:
+    def asked(state: JobState) -> TerminalPhase | None:
         return None if state.afresh else policy(state)
 
     return asked
 
 
-def invalid(state: JobState) -> Ending | None:
+def invalid(state: JobState) -> TerminalPhase | None:
     """A new job whose spec has a fault that only the operator can see."""
     problems = [*state.observed.spec_problems, *filter(None, [placement.placement_problem(state.observed)])]
     if state.first_seen and problems:
-        return Ending("Failed", spec_reason(problems), "; ".join(problems))
+        return TerminalPhase("Failed", spec_reason(problems), "; ".join(problems))
     return None
 
 
-def complete(state: JobState) -> Ending | None:
+def complete(state: JobState) -> TerminalPhase | None:
     """The success policy is met and every shard ended with exit code 0, which it does only after the last manifest."""
     if state.first_seen or not state.success_met or not state.shards_done:
         return None
     if why := warning_text(state, "Diverged", "diverged"):
-        return Ending("Complete", "Diverged", f"training has ended and its last checkpoint is committed, but it diverged: {why}")
+        return TerminalPhase("Complete", "Diverged", f"training has ended and its last checkpoint is committed, but it diverged: {why}")
     if why := warning_text(state, "WorkersDiffer", "drift"):
-        return Ending("Complete", "WorkersDiffer", f"training has ended and its last checkpoint is committed, but {why}")
-    return Ending("Complete", "Completed", "training is done and its last checkpoint is committed")
+        return TerminalPhase("Complete", "WorkersDiffer", f"training has ended and its last checkpoint is committed, but {why}")
+    return TerminalPhase("Complete", "Completed", "training is done and its last checkpoint is committed")
 
 
 @_once_begun
-def fatal(state: JobState) -> Ending | None:
+def fatal(state: JobState) -> TerminalPhase | None:
     """A template of which the API server has never taken a pod and never will, or a process that says continuing is no use."""
     # A checkpoint proves that it took pods of these templates, though a suspension has left none of them.
     ran = state.has_run or checkpoint_known(state)
@@ -76,14 +76,14 @@ def fatal(state: JobState) -> Ending | None:
     for seat in state.shards if state.success_met else state.seats:
         refused = seat.may_create and seat.refusal is not None and seat.refusal.invalid
         if refused and seat.refusal is not None and not ran and seat.role not in taken:
-            return Ending("Failed", "TemplateInvalid", f"the API server refuses the pod of {seat}: {seat.refusal.message}")
+            return TerminalPhase("Failed", "TemplateInvalid", f"the API server refuses the pod of {seat}: {seat.refusal.message}")
         if seat.outcome.kind == "fatal":
-            return Ending("Failed", seat.outcome.cause, f"{seat}: {seat.outcome.message or 'its exit code says not to try again'}")
+            return TerminalPhase("Failed", seat.outcome.cause, f"{seat}: {seat.outcome.message or 'its exit code says not to try again'}")
     return None
 
 
 @_once_begun
-def lost_for_good(state: JobState) -> Ending | None:
+def lost_for_good(state: JobState) -> TerminalPhase | None:
     """Without checkpoints: a lost shard, or a worker that is not through when the shards have ended."""
     if not state.observed.spec.checkpoint.disabled:
         return None
@@ -94,36 +94,40 @@ def lost_for_good(state: JobState) -> Ending | None:
         vanished = seat.outcome.kind == "absent" and not seat.may_create and ran and state.observed.live
         if lost or vanished:
             words = f"{seat} was lost ({_why(seat)}) and spec.checkpoint.disabled is true: its parameters are gone"
-            return Ending("Failed", "ShardLost", words)
+            return TerminalPhase("Failed", "ShardLost", words)
     late = [*(seat for seat in state.workers if seat.outcome.kind == "lost"), *state.too_late] if state.shards_done else []
     if late:
         words = f"{late[0]} ({_why(late[0]) or 'started again'}) has not finished, the shards have, and spec.checkpoint.disabled is true: "
-        return Ending("Failed", "WorkerFailed", words + "no checkpoint is left to finish from")
+        return TerminalPhase("Failed", "WorkerFailed", words + "no checkpoint is left to finish from")
     return None
 
 
 @_once_begun
-def too_often(state: JobState) -> Ending | None:
+def too_often(state: JobState) -> TerminalPhase | None:
     """One counted failure more than backoffLimit, or than what backoffLimitPerRole gives the role. Those of one incident are one."""
     policy = state.observed.spec.run_policy
     failures = [seat for seat in state.seats if seat.outcome.counted and not (seat.role == "worker" and state.success_met)]
     added = counting(state, failures)
     if added.new and counted(state) + len(added.new) > policy.backoff_limit:
-        return Ending("Failed", "BackoffLimitExceeded", f"{failures[-1]}, {explain(state, failures[-1], counted(state) + len(added.new))}")
+        return TerminalPhase(
+            "Failed", "BackoffLimitExceeded", f"{failures[-1]}, {explain_failure(state, failures[-1], counted(state) + len(added.new))}"
+        )
     of_role = policy.backoff_limit_per_role
     limits: tuple[tuple[Role, int | None], ...] = (("shard", of_role.shard), ("worker", of_role.worker)) if of_role is not None else ()
     for role, limit in limits:
         own = [seat for seat in failures if seat.role == role]
         total = counted(state, role) + added.of(role)
         if added.of(role) and limit is not None and total > limit:
-            return Ending(
-                "Failed", "BackoffLimitExceeded", f"{own[-1]}, {explain(state, own[-1], total, f'backoffLimitPerRole.{role}', limit)}"
+            return TerminalPhase(
+                "Failed",
+                "BackoffLimitExceeded",
+                f"{own[-1]}, {explain_failure(state, own[-1], total, f'backoffLimitPerRole.{role}', limit)}",
             )
     return None
 
 
 @_once_begun
-def never_attached(state: JobState) -> Ending | None:
+def never_attached(state: JobState) -> TerminalPhase | None:
     """A worker ended well and never joined: the shards and the others would wait for it forever.
 
     Said only of a first coordinator before the first step; a later one may not know of workers that left before.
@@ -136,13 +140,13 @@ def never_attached(state: JobState) -> Ending | None:
     return never_joined(state.coordinator, state.succeeded_before)
 
 
-def never_joined(coordinator: Mapping[str, Any], succeeded: Collection[int]) -> Ending | None:
+def never_joined(coordinator: Mapping[str, Any], succeeded: Collection[int]) -> TerminalPhase | None:
     """Failed where the coordinator has never seen a worker that `succeeded`."""
     told = coordinator.get("workers")
     absent = [_rank(worker) for worker in told if _rank(worker) in succeeded] if isinstance(told, list | tuple) else []
     if not absent:
         return None
-    return Ending(
+    return TerminalPhase(
         "Failed",
         "NeverAttached",
         f"worker {absent[0]} ended with exit code 0 and never joined the job; "
@@ -151,26 +155,26 @@ def never_joined(coordinator: Mapping[str, Any], succeeded: Collection[int]) -> 
 
 
 @_once_begun
-def deadline_passed(state: JobState) -> Ending | None:
+def deadline_passed(state: JobState) -> TerminalPhase | None:
     """activeDeadlineSeconds is reached."""
     at = deadline(state, state.stored.start_time)
     if at is None or state.now < at:
         return None
     seconds = state.observed.spec.run_policy.active_deadline_seconds
-    return Ending(
+    return TerminalPhase(
         "Failed", "DeadlineExceeded", f"active for longer than spec.runPolicy.activeDeadlineSeconds: {seconds}; its checkpoints are kept"
     )
 
 
 @_once_begun
-def pending_too_long(state: JobState) -> Ending | None:
+def pending_too_long(state: JobState) -> TerminalPhase | None:
     """pendingTimeoutSeconds is reached."""
     at, ready = pending_until(state, state.stored), state.stored.condition("Ready")
     if at is None or ready is None or state.now < at:
         return None
     seconds = state.observed.spec.run_policy.pending_timeout_seconds
     words = f"not all processes were there for longer than spec.runPolicy.pendingTimeoutSeconds: {seconds}; {ready.reason}: {ready.message}"
-    return Ending("Failed", "PendingTimeout", words)
+    return TerminalPhase("Failed", "PendingTimeout", words)
 
 
 def _rank(worker: object) -> int | None:
@@ -182,7 +186,7 @@ def _why(seat: Seat) -> str:
     return seat.outcome.message or seat.outcome.cause
 
 
-def end(state: JobState, ending: Ending) -> Plan:
+def end(state: JobState, ending: TerminalPhase) -> Plan:
     """The condition that ends the job is stored first, then processes are cleaned up: after a crash in between, it stands."""
     status = _status(state, ending)
     event = Event("Normal" if ending.condition == "Complete" else "Warning", ending.reason, short(ending.message))
@@ -209,9 +213,13 @@ def _deleted_at(state: JobState, status: JobStatus) -> float | None:
     return ended + seconds if seconds is not None and ended is not None else None
 
 
-def _status(state: JobState, ending: Ending) -> JobStatus:
+def _status(state: JobState, ending: TerminalPhase) -> JobStatus:
     done = ending.condition == "Complete"
-    said = conditions.complete(ending.reason, ending.message) if done else conditions.failed(ending.reason, ending.message)
+    said = (
+        conditions.complete_conditions(ending.reason, ending.message)
+        if done
+        else conditions.failed_conditions(ending.reason, ending.message)
+    )
     status = describe(state, unchanged(state), said)
     lost = [] if done else [seat.index for seat in state.workers if seat.outcome.kind in ("lost", "fatal")]
     workers = status.workers.model_copy(update={"failed_indexes": index_text(lost)})

@@ -21,7 +21,7 @@ from typing import Any
 from psjob import contract
 from psjob.agent.decide import LOCALHOST, End, Ended, ProcessGroup, StartAgain, environment, verdict
 from psjob.process import config
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Refused, exit_refused
 from psjob.process.system import end_children, end_with
 
@@ -53,7 +53,7 @@ def main(command: list[str]) -> int:
 class Agent:
     """Of the worker at `place`. `command` is the script's, `given` its environment."""
 
-    def __init__(self, place: Place, command: Sequence[str], given: Mapping[str, str]) -> None:
+    def __init__(self, place: ProcessContext, command: Sequence[str], given: Mapping[str, str]) -> None:
         self._place, self._command, self._given = place, list(command), dict(given)
         self._rewinds = place.rewinds
         self._spent = self._stopping = False

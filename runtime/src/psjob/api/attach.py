@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 
-from psjob.api import advice, compatibility, stagecuts
+from psjob.api import advice, compatibility, stage_cuts
 from psjob.api.attachable import (
     AT_ONCE,
     FirstUse,
@@ -37,11 +37,11 @@ from psjob.api.attachable import (
     stepper,
 )
 from psjob.api.compatibility import Features
-from psjob.api.rulechoice import check_kind
-from psjob.api.stagecuts import check_first_values
+from psjob.api.rule_choice import check_kind
+from psjob.api.stage_cuts import check_first_values
 from psjob.api.training_job import TrainingJob
-from psjob.embeddings.rowtables import attach_alone
-from psjob.process import config, errors, ownfiles, supervise
+from psjob.embeddings.row_tables import attach_alone
+from psjob.process import config, errors, own_files, supervise
 from psjob.process.errors import Refused, exit_refused, refuse
 from psjob.process.startup import integration_of, integrations_in_use
 from psjob.rules import optimizers
@@ -151,7 +151,7 @@ OVERLAP = "overlap=True"
 
 
 def _checked(
-    place: config.Place, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str | None, overlap: bool,
+    place: config.ProcessContext, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], name: str | None, overlap: bool,
     later: Later, stateful: dict[str, Any],
 ) -> list[Pair]:  # fmt: skip
     if name is not None:
@@ -165,9 +165,9 @@ def _checked(
     supervise.guard()
     rewind.check_possible()
     rewind.claim_place(place)
-    cuts = stagecuts.known_cuts(model, place.config)
+    cuts = stage_cuts.known_cuts(model, place.config)
     check_first_values(cuts.memory, model)
-    compatibility.refuse(Features(named=name is not None, pairs=len(optimizers), overlap=overlap), place.config)
+    compatibility.refuse_clashes(Features(named=name is not None, pairs=len(optimizers), overlap=overlap), place.config)
     added = later_groups(later, optimizers)
     check_attachable(model, optimizers, stateful, added, cuts.memory is not None)
     for optimizer in optimizers:
@@ -198,7 +198,7 @@ def join_job() -> None:
         exit_refused(str(refused))
     assert current is not None
     _watch_exit(current)
-    ownfiles.follow_writes(lambda: current is not None and current.behind)
+    own_files.follow_writes(lambda: current is not None and current.behind)
     current.session.watch()
     current.join()
     for pair in current.pairs:

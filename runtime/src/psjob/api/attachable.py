@@ -29,10 +29,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from psjob.api import advice, compatibility
 from psjob.api.compatibility import Features
 from psjob.api.recording import PlainState
-from psjob.api.rulechoice import check_kind
-from psjob.api.stagecuts import WHOLE, StageCuts
+from psjob.api.rule_choice import check_kind
+from psjob.api.stage_cuts import WHOLE, StageCuts
 from psjob.checkpoint import files
-from psjob.embeddings.rowtables import Table
+from psjob.embeddings.row_tables import Table
 from psjob.layout import packing
 from psjob.layout.blocks import TensorSpec
 from psjob.process.errors import Refused, exit_refused
@@ -251,7 +251,7 @@ def check_alone(
     added = later_groups(later, optimizers)
     check_attachable(model, optimizers, stateful, added)
     made = pairs_of(name, model, optimizers, added)
-    compatibility.refuse(features_of([*_attached, *made], overlap))
+    compatibility.refuse_clashes(features_of([*_attached, *made], overlap))
     for optimizer in optimizers:
         check_kind(optimizer)
     table_of(*joined_pairs([*_attached, *made]))

@@ -21,7 +21,7 @@ import torch
 from torch.nn import utils
 
 from psjob.api.attachable import Pair
-from psjob.api.scriptchanges import LeftGradients
+from psjob.api.script_changes import LeftGradients
 from psjob.process.errors import Refused
 from psjob.worker.exchange import GradientClip
 

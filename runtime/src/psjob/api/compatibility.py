@@ -4,7 +4,7 @@ A row names two features of a script and its manifest, with a test for each. `at
 docs/compatibility.md is generated from the rows. A new feature that does not go with another one is a row here, and nothing else.
 
 What a manifest says that no job can have is refused before a pod starts, by the operator's table of limits. What a rule takes from an
-optimizer is in `psjob.api.rulechoice`.
+optimizer is in `psjob.api.rule_choice`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Clash:
         return f"{self.feature} does not go with {self.beside}{why}; {self.take}".format(features=features, job=job)
 
 
-def refuse(features: Features, job: Config | None = None) -> None:
+def refuse_clashes(features: Features, job: Config | None = None) -> None:
     """Raise Refused for the first row that holds. `job` is None outside a job."""
     for clash in CLASHES:
         if clash.holds(features, job):

@@ -32,7 +32,7 @@ from torch.utils.hooks import RemovableHandle
 from psjob.api import advice, values
 from psjob.api.attachable import AT_ONCE, Pair
 from psjob.api.sample_order import attributes, seeded
-from psjob.embeddings.rowtables import Table
+from psjob.embeddings.row_tables import Table
 from psjob.layout import memory, packing
 from psjob.protocol.coordinator.consistency import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
 from psjob.worker.exchange import GradientClip
@@ -577,4 +577,4 @@ class FirstInputs:
 def sum_of(tensor: torch.Tensor, before: int = 0) -> int:
     """A crc32 of the first BYTES of a dense tensor, after that of what came before."""
     part = tensor.detach().reshape(-1)[: BYTES // tensor.element_size()]
-    return zlib.crc32(memory.view(memory.plain(part)), before)
+    return zlib.crc32(memory.view(memory.contiguous_values(part)), before)

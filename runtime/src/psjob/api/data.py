@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
 import torch
 from torch.utils import data as torch_data
 
-from psjob.api import advice, sample_order, scriptcode
+from psjob.api import advice, sample_order, script_code
 from psjob.api import attach as attaching
-from psjob.api.datacursor import AFTER, Place
+from psjob.api.data_cursor import AFTER, Place
 from psjob.api.reporting import worker_place
 from psjob.api.slices import SampleStream, Slices, Yielded, has_its_own, rounds_of
 from psjob.api.training_job import TrainingJob
@@ -65,7 +65,7 @@ def shard(loader: Iterable[B], prefetch: Callable[[Any], Any] | None = None) -> 
         (3, [[0, 1], [2, 3], [4, 5]])
     """
     __tracebackhide__ = True
-    job, made_at = attaching.current, scriptcode.call_site(sys._getframe(1))
+    job, made_at = attaching.current, script_code.call_site(sys._getframe(1))
     place = worker_place() if job is None else job.place  # known before `attach` too
     seed, rank, world = (0, 0, 1) if place is None else (place.config.seed, place.rank, place.world)
     if place is not None and place.config.stages:  # all workers work on each batch
@@ -142,7 +142,7 @@ class ShardedLoader(Generic[B]):
         job = attaching.current
         origin = _Origin(job is None or job.places.epoch < 0)
         if job is not None and not self.led:
-            origin.looped, origin.site = scriptcode.is_looped(sys._getframe(1)), scriptcode.way(sys._getframe(1)).site
+            origin.looped, origin.site = script_code.is_looped(sys._getframe(1)), script_code.way(sys._getframe(1)).site
         made = self._iterate(origin)
         origin.iterator = weakref.ref(made)
         return made
@@ -179,7 +179,7 @@ class ShardedLoader(Generic[B]):
         if job.zipped is not None and self._zip(origin, sys._getframe(1)) is job.zipped:
             return  # the pass beside it was over
         job.zipped = None
-        way = None if self.led else scriptcode.way(sys._getframe(1))
+        way = None if self.led else script_code.way(sys._getframe(1))
         began_at = "" if way is None else way.site
         known = () if way is None else (began_at, origin.outside or way.endless, self._over, self._made_at)
         number, begin = job.carry_out(lambda: places.begin(*known))
@@ -255,10 +255,10 @@ class ShardedLoader(Generic[B]):
         except GeneratorExit:
             look = given == 1 and job.made == made and not begin["round"]  # the script wanted to see a batch
             if began_at and not (look or called) and threading.get_ident() == job.steps.thread:
-                left = scriptcode.left_by(sys._getframe(1))
+                left = script_code.left_by(sys._getframe(1))
                 if left is not None:
                     job.variables.ended(sys._getframe(1), began_at, number)
-                    if scriptcode.has_else(left):
+                    if script_code.has_else(left):
                         advice.tell_once("else", f"line {left.f_lineno}: {advice.ELSE}")
             raise
         finally:
@@ -268,7 +268,7 @@ class ShardedLoader(Generic[B]):
 
     @staticmethod
     def _zip(origin: _Origin, frame: FrameType) -> object:
-        held = (each.thing for each in scriptcode.holders(origin.iterator(), frame))
+        held = (each.thing for each in script_code.holders(origin.iterator(), frame))
         return next((each for each in held if isinstance(each, zip)), None)
 
     def _knowing_last(self, feed: Iterator[_Found]) -> Iterator[_Found]:
@@ -304,12 +304,12 @@ class Taken:
 
     def __init__(self, job: TrainingJob, number: int, origin: _Origin) -> None:
         self._job, self._number, self._origin = job, number, origin
-        self._first: scriptcode.BatchRequest | None = None
+        self._first: script_code.BatchRequest | None = None
 
-    def asked(self, frame: FrameType | None) -> scriptcode.BatchRequest:
+    def asked(self, frame: FrameType | None) -> script_code.BatchRequest:
         """The script asks for a batch."""
         places, job = self._job.places, self._job
-        way = scriptcode.way(frame)
+        way = script_code.way(frame)
         if places.holds(self._number) and job.training and not job.gradients_have_changed:
             self._lose("batches are read ahead of the steps that use them", ahead=True)
         elif threading.get_ident() != job.steps.thread:
@@ -340,16 +340,16 @@ class Taken:
         if self._origin.looped:
             return
         second = self._job.places.is_beside
-        for each in scriptcode.holders(self._origin.iterator(), frame):
-            if isinstance(each.thing, enumerate) and not (second and each.joins) and not scriptcode.count_on(each.thing, passed):
+        for each in script_code.holders(self._origin.iterator(), frame):
+            if isinstance(each.thing, enumerate) and not (second and each.joins) and not script_code.count_on(each.thing, passed):
                 advice.tell_once("counts", f"enumerate counts from 0 in a pass that continues at its batch {passed}")
 
-    def _counting(self, frame: FrameType | None, way: scriptcode.BatchRequest) -> str:
+    def _counting(self, frame: FrameType | None, way: script_code.BatchRequest) -> str:
         at = (self._origin.site, way.site)
         if self._origin.looped or at in self._looked_up:
             return ""
         iterator = self._origin.iterator()
-        found = scriptcode.keeps_count(iterator, scriptcode.holders(iterator, frame), _is_own)
+        found = script_code.keeps_count(iterator, script_code.holders(iterator, frame), _is_own)
         if not found:
             self._looked_up.add(at)
         return found

@@ -44,7 +44,7 @@ from typing import Any, Final
 
 import torch
 
-from psjob.api import advice, scriptcode, values
+from psjob.api import advice, script_code, values
 from psjob.process import errors
 from psjob.process.errors import Refused
 from psjob.resume import tagged
@@ -284,7 +284,7 @@ def _apart(thing: Any) -> Iterator[Any]:
 
 def gives_data(thing: Any) -> bool:
     """Is it a generator of the script's that goes over data of psjob, so that its place is found by that?"""
-    return isinstance(thing, GeneratorType) and scriptcode.is_script_code(thing.gi_code) and _gives_data(thing)
+    return isinstance(thing, GeneratorType) and script_code.is_script_code(thing.gi_code) and _gives_data(thing)
 
 
 def _gives_data(generator: Any, deep: int = 0) -> bool:
@@ -311,7 +311,7 @@ def _inner(thing: Any) -> Iterator[Any]:
     elif type(thing) in _ADVANCE:
         yield length_hint(thing)
     elif isinstance(thing, GeneratorType):
-        if thing.gi_frame is not None and scriptcode.is_script_code(thing.gi_code) and not thing.gi_running and not _gives_data(thing):
+        if thing.gi_frame is not None and script_code.is_script_code(thing.gi_code) and not thing.gi_running and not _gives_data(thing):
             yield thing.gi_frame.f_lasti
             yield dict(thing.gi_frame.f_locals)
     elif is_of_script(type(thing)):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from psjob.api import autocuts, stagecuts
+from psjob.api import auto_cuts, stage_cuts
 from psjob.api.staged import StagedPipeline
 from psjob.embeddings.lookup import Lookup
 from psjob.pipeline.cuts import Cuts, needs_example, split_model
@@ -62,10 +62,10 @@ def pipeline(
         try:
             if place is not None:
                 staged = StagedPipeline(place, model, loss_fn, cuts, microbatches, seed, example)
-                stagecuts.remember(model, staged.cuts)
+                stage_cuts.remember(model, staged.cuts)
                 return staged
             return Pipeline(
-                model, loss_fn, () if autocuts.is_auto(cuts) else cuts, microbatches, torch.initial_seed() if seed is None else seed
+                model, loss_fn, () if auto_cuts.is_auto(cuts) else cuts, microbatches, torch.initial_seed() if seed is None else seed
             )
         except ValueError as error:
             raise Refused(f"ps.pipeline: {error}") from error

@@ -25,7 +25,7 @@ EXIT_SECONDS = 10.0
 """For what still waits when the process ends."""
 
 
-class Behind(Generic[T]):
+class BackgroundWriter(Generic[T]):
     """`write` gets the items in their order, up to `together` at a time, in a thread of its own."""
 
     def __init__(self, write: Callable[[list[T]], None], failed: Callable[[Exception], None], together: int = 100) -> None:

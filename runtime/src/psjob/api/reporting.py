@@ -178,7 +178,7 @@ def export(path: str | Path, model: torch.nn.Module | None = None) -> None:
     if not is_first():
         return
     target = Path(path).absolute()
-    state = {name: memory.plain(tensor) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    state = {name: memory.contiguous_values(tensor) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
     tensors = exported(model, state)
     # Of its own name: processes that export to one path at a time do not meet, and no file of the user's is taken for ours.
     passing = f"psjob-{secrets.token_hex(8)}.part"
@@ -197,7 +197,7 @@ def _write(folder: Path, name: str, tensors: list[files.Entry]) -> None:
 
 
 @cache
-def worker_place() -> config.Place | None:
+def worker_place() -> config.ProcessContext | None:
     """This worker's place, before `attach` too: scripts slice their data by rank as they load it."""
     try:
         place = config.place()

@@ -20,9 +20,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from psjob.api import attach as attaching
-from psjob.api import autocuts, stagecuts
+from psjob.api import auto_cuts, stage_cuts
 from psjob.api.consistency import sum_of
-from psjob.api.stagecuts import StageMemory
+from psjob.api.stage_cuts import StageMemory
 from psjob.api.training_job import TrainingJob
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import Cuts, needs_example, split_model
@@ -30,7 +30,7 @@ from psjob.pipeline.predict import check_correction
 from psjob.pipeline.random_draws import Draw
 from psjob.pipeline.schedule import Backward, Forward, StageSchedule, Update, Work
 from psjob.pipeline.stage import Grads, LossFn, Micro, OneMemory, StageRun, accumulate, arguments, cut, mean_loss
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Refused, exit_refused
 from psjob.protocol.pipeline import MOST_MICROBATCHES, Key
 from psjob.wire.frame import Kind
@@ -536,12 +536,12 @@ class StagedPipeline:
     """As `psjob.api.pipelining.Pipeline`, of one stage. Raises ValueError and Refused for what cannot be cut or trained so."""
 
     def __init__(
-        self, place: Place, model: nn.Module, loss_fn: LossFn, cuts: Cuts, microbatches: int, seed: int | None, example: Any
+        self, place: ProcessContext, model: nn.Module, loss_fn: LossFn, cuts: Cuts, microbatches: int, seed: int | None, example: Any
     ) -> None:
         config, stage = place.config, place.config.stages.of(place.index)
         if stage is None:
             raise Refused("ps.pipeline in a job without stages: give the manifest spec.stages, or call only ps.attach")
-        if auto := autocuts.is_auto(cuts):
+        if auto := auto_cuts.is_auto(cuts):
             cuts = ()
         if config.cuts and cuts and [str(cut) for cut in cuts] != list(config.cuts):
             raise Refused(
@@ -557,7 +557,7 @@ class StagedPipeline:
         if not 1 <= microbatches <= MOST_MICROBATCHES:
             raise ValueError(f"microbatches is {microbatches}, must be 1 to {MOST_MICROBATCHES} in a job")
         if auto and not cuts and len(config.stages.replicas) > 1:
-            cuts = autocuts.decided_cuts(place, model, microbatches, None if example is None else arguments(example))
+            cuts = auto_cuts.decided_cuts(place, model, microbatches, None if example is None else arguments(example))
         if needs_example(model, cuts) and example is None:
             raise ValueError(
                 f"{type(model).__name__} is not an nn.Sequential; give example=x of one micro-batch, so that it can be cut before attach"
@@ -572,10 +572,10 @@ class StagedPipeline:
             self.correct = predict.corrector(self.way, config.correct, config.correct_options)
         except ValueError as error:
             raise Refused(str(error)) from error
-        known = stagecuts.stage_cuts_of(parts, stage, memory)
+        known = stage_cuts.stage_cuts_of(parts, stage, memory)
         if memory is not None:
             memory.give(parts[stage])
-        self.delay_by_stage = stagecuts.delays_of(self.way, known.stages, config.stages.replicas, microbatches)
+        self.delay_by_stage = stage_cuts.delays_of(self.way, known.stages, config.stages.replicas, microbatches)
         self.cuts = known if self.way.flushes else replace(known, late=self.turns, ahead=max(self.delay_by_stage) + 1)
         self.place, self.model, self.loss_fn, self.microbatches = place, model, loss_fn, microbatches
         self.stage, self.last = stage, stage == len(parts) - 1

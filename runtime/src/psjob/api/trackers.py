@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from psjob.api.recording import Behind
+from psjob.api.recording import BackgroundWriter
 from psjob.process import startup
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def _write_mlflow(items: list[tuple[str, int, float, Mapping[str, float]]]) -> N
             client.log_batch(run, metrics=metrics[first : first + MLFLOW_MOST])
 
 
-_mlflow: Final = Behind(_write_mlflow, lambda error: _leave("mlflow", error))
+_mlflow: Final = BackgroundWriter(_write_mlflow, lambda error: _leave("mlflow", error))
 
 
 def _keep_tensorboard(module: Any, environ: dict[str, str]) -> Callable[[], object]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from psjob import contract
-from psjob.api import advice, clipping, compatibility, scriptchanges, stagecuts, trackers, values, variables
+from psjob.api import advice, clipping, compatibility, script_changes, stage_cuts, trackers, values, variables
 from psjob.api.attachable import (
     AddedGroups,
     Models,
@@ -29,13 +29,13 @@ from psjob.api.attachable import (
     tell_frozen,
 )
 from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDigests
-from psjob.api.datacursor import DataCursor, EpochLoops, Totals
+from psjob.api.data_cursor import DataCursor, EpochLoops, Totals
 from psjob.api.recording import EXTRA, ExtraState, PlainState, ResumeRecorder
-from psjob.api.rulechoice import LrScaling, as_it_runs, check_state_size, chosen_rule
-from psjob.api.scriptchanges import LeftGradients, OwnGradients, WeightGuard, dense
-from psjob.api.stagecuts import buffers_told
-from psjob.embeddings.rowtables import RowTables
-from psjob.process import config, ownfiles
+from psjob.api.rule_choice import LrScaling, as_it_runs, check_state_size, chosen_rule
+from psjob.api.script_changes import LeftGradients, OwnGradients, WeightGuard, dense
+from psjob.api.stage_cuts import buffers_told
+from psjob.embeddings.row_tables import RowTables
+from psjob.process import config, own_files
 from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.protocol.worker.local_group import split_records
 from psjob.resume import record
@@ -43,7 +43,7 @@ from psjob.rules import optimizers
 from psjob.worker import exits
 from psjob.worker.exchange import Exchange, GradientClip, Staging
 from psjob.worker.exits import EXIT_OF, SessionEnd
-from psjob.worker.localgroup import session_at
+from psjob.worker.local_group import session_at
 from psjob.worker.overlap import Overlap, install, tree_of
 from psjob.worker.rows import Carried
 from psjob.worker.session import LocalRounds, WorkerSideRule
@@ -52,7 +52,7 @@ JOIN_SECONDS = 5.0
 WATCHED = 8
 """Of so many small parameters it is looked at whether their gradients have changed."""
 TRAINED = "parameters trained"
-OWN = (values.NAME, TRAINED, variables.NAME, EXTRA, scriptchanges.NAME)
+OWN = (values.NAME, TRAINED, variables.NAME, EXTRA, script_changes.NAME)
 
 
 def _kept_for(things: Collection[str], kept: record.ResumeRecord) -> record.ResumeRecord:
@@ -72,7 +72,7 @@ THROUGH = "through"
 class TrainingJob:
     """The attached script: its models, optimizers and session. One per process."""
 
-    def __init__(self, place: config.Place, pairs: Sequence[Pair], stateful: dict[str, Any], overlap: bool = False) -> None:
+    def __init__(self, place: config.ProcessContext, pairs: Sequence[Pair], stateful: dict[str, Any], overlap: bool = False) -> None:
         model, optimizer = joined_pairs(pairs)
         self.pairs = pairs
         self._stepping = pairs[0]
@@ -82,7 +82,7 @@ class TrainingJob:
         place = as_it_runs(place, optimizer)
         self.place, self.model, self.optimizer = place, model, optimizer
         self.parameters, table = table_of(model, optimizer, pairs[0].cuts.stages)
-        stagecuts.check_stage_table(place.config, table)
+        stage_cuts.check_stage_table(place.config, table)
         if not place.config.stages:
             tell_frozen(model, table)
         self.piped = -1
@@ -92,7 +92,7 @@ class TrainingJob:
         self.lr = LrScaling.of(place.config, optimizer)
         self.half = WorkerSideRule.of(self.rule, self.parameters, [spec.group for spec in table])
         self.tables = RowTables(model, optimizer, place.config.seed)
-        compatibility.refuse(features_of(pairs, overlap, self.tables.specs, self.half is not None), place.config)
+        compatibility.refuse_clashes(features_of(pairs, overlap, self.tables.specs, self.half is not None), place.config)
         self.session = session_at(place, table, self.rule, aliases(model, table), self.tables.specs, self.tables.first)
         self.memory = pairs[0].cuts.memory
         if self.memory is not None:
@@ -145,7 +145,7 @@ class TrainingJob:
         """By identity of a dataset, the clock at its first pass."""
         self._fresh = True
         """This process continues from no other."""
-        self._files: ownfiles.Read | None = None
+        self._files: own_files.Read | None = None
         """What the process before had read as it began to train, until this one stands at its place."""
         self.buffers = pairs[0].cuts.buffers
         """Those that this worker's records hold; None: all of the model."""
@@ -157,7 +157,7 @@ class TrainingJob:
             values.NAME: values.the_state(),
             TRAINED: TrainedFlags(model),
             variables.NAME: self.variables,
-            scriptchanges.NAME: self.left,
+            script_changes.NAME: self.left,
         }
         kept = {**stateful, **psjobs, **ExtraState.of(model), **self._added(), **own}
         self.records = ResumeRecorder(self.session, model, optimizer, kept, ahead, self.buffers, self.memory is not None, own)
@@ -271,7 +271,7 @@ class TrainingJob:
 
     def began(self) -> None:
         """The script has begun to train. A plain loop that continued from files which its first start had not read begins again without."""
-        if self._files is not None and ownfiles.other(self._files) and not self.variables.by_epochs:
+        if self._files is not None and own_files.other(self._files) and not self.variables.by_epochs:
             self.refuse("")
 
     def passed_again(self, frame: FrameType, site: str, number: int) -> None:
@@ -304,7 +304,7 @@ class TrainingJob:
         if restored is not None:
             self.carry_out(lambda: self._restore(restored, self.records.kept))
             self._files = None
-            ownfiles.stand()
+            own_files.stand()
             self.session.came_back(self._passes_again)
 
     def _restore(self, kept: record.ResumeRecord, things: Mapping[str, Any]) -> None:
@@ -507,7 +507,7 @@ class TrainingJob:
             self.refuse(problem)
         grads = [p.grad if has(row) and id(p) not in self.tables.anchors else None for row, p in enumerate(self.parameters)]
         scale, skip = optimizers.amp(pair.optimizer)
-        if pair.cuts.piped and (odd := stagecuts.step_problem(pair.cuts, pair.optimizer, grads, self.piped == self.session.clock)):
+        if pair.cuts.piped and (odd := stage_cuts.step_problem(pair.cuts, pair.optimizer, grads, self.piped == self.session.clock)):
             self.refuse(odd)
         if pair.cuts.late is not None:
             pair.cuts.late().stepped(self.carry_out(self._hyperparameters), self._taken_clip())
@@ -638,7 +638,7 @@ class TrainingJob:
     def _taken_clip(self) -> GradientClip:
         """How the script, or the manifest, clips the step that is made now."""
         clip = self.clipping.take(self._stepping)
-        if problem := stagecuts.clip_problem(self.place.config, clip):
+        if problem := stage_cuts.clip_problem(self.place.config, clip):
             self.refuse(problem)
         return clip
 
@@ -682,7 +682,7 @@ class TrainingJob:
         __tracebackhide__ = True
         if not self.session.state.ended:
             self.session.close(JOIN_SECONDS)
-        files = [] if self._files is None else ownfiles.other(self._files)
+        files = [] if self._files is None else own_files.other(self._files)
         if files:
             named = ", ".join(map(os.path.basename, files[:3]))
             print(

@@ -381,7 +381,7 @@ def _some(tensor: Any, most: int) -> bytes | memoryview:
     if not _is_usual(tensor) or tensor.is_meta or not tensor.numel():
         return b""
     flat = tensor.detach().reshape(-1)
-    return memory.view(memory.plain(flat[:: 1 + flat.numel() // max(most, 1)]))
+    return memory.view(memory.contiguous_values(flat[:: 1 + flat.numel() // max(most, 1)]))
 
 
 class Versions:

@@ -20,11 +20,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from psjob.api import advice, objects, scriptcode, values
-from psjob.api.scriptcode import Found, PassEnds
+from psjob.api import advice, objects, script_code, values
+from psjob.api.script_code import Found, PassEnds
 from psjob.api.values import renewed, the_state
 from psjob.layout import packing
-from psjob.process import ownfiles
+from psjob.process import own_files
 from psjob.process.startup import integration_of
 
 NAME: Final = "variables"
@@ -133,11 +133,11 @@ class Variables:
         """By function and name, checksums of what is other than at first."""
         self._functions: dict[str, FrameType] = {}
         """Those of the script that are under way, by file and name."""
-        self._reads: dict[str, scriptcode.Reads] = {}
+        self._reads: dict[str, script_code.Reads] = {}
         """What they read from here on."""
         self._loops: dict[str, dict[str, int]] = {}
         """By function and variable, the numbers at which `for` loops were as the script first asked for data."""
-        self._files: ownfiles.Read = {}
+        self._files: own_files.Read = {}
         """What the script had read as it first asked for data."""
         self.by_epochs = False
         """A loop over `ps.epochs` has begun, which gives what is left of it."""
@@ -186,13 +186,13 @@ class Variables:
         self._alike_at_first = self._alike(walked)
         self._marks = self._marked(walked)
         self._loops = {} if self.by_epochs else self._looped()
-        self._files = ownfiles.read_so_far()
-        ownfiles.begin_training()
+        self._files = own_files.read_so_far()
+        own_files.begin_training()
 
     def _looped(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for function, frame in self._functions.items():
-            names = scriptcode.site(frame.f_code, frame.f_lasti).around
+            names = script_code.site(frame.f_code, frame.f_lasti).around
             found[function] = {name: value for name in names if type(value := frame.f_locals.get(name)) is int}
         return {function: names for function, names in found.items() if names}
 
@@ -338,7 +338,7 @@ class Variables:
         there = self._ends.take(site, number, state, state.get("plain", {}))
         lent = {}
         for function, at in self._functions.items():
-            own = scriptcode.site(at.f_code, at.f_lasti).targets.intersection(at.f_locals)
+            own = script_code.site(at.f_code, at.f_lasti).targets.intersection(at.f_locals)
             lent[function] = _only(there.get(function, {}), there.get(function, {}).keys() - own)
         self._put(lent, state)
         self.at(None)
@@ -380,7 +380,7 @@ class Variables:
     def _other(self, walked: Collection[_Seen], states: Found) -> dict[str, dict[str, list[Any]]]:
         """By function and name, what is read again and is other than at first, and is not among the `states`: its class and a checksum."""
         found: dict[str, dict[str, list[Any]]] = {}
-        given = {function: scriptcode.site(frame.f_code, frame.f_lasti).targets for function, frame in self._functions.items()}
+        given = {function: script_code.site(frame.f_code, frame.f_lasti).targets for function, frame in self._functions.items()}
         marks, summed = self._marked(walked), set[_Place]()
         for function, path, thing, _, copied, of_library in walked:
             place = function, path
@@ -549,9 +549,9 @@ class Variables:
         """Find the script's functions from this frame on, the outermost first."""
         frames = []
         while frame is not None:
-            if scriptcode.is_script_code(frame.f_code):
+            if script_code.is_script_code(frame.f_code):
                 frames.append(frame)
-            frame = None if scriptcode.is_begin(frame) else frame.f_back
+            frame = None if script_code.is_begin(frame) else frame.f_back
         found: dict[str, FrameType] = {}
         for frame in reversed(frames):
             name = f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_qualname}"
@@ -559,7 +559,7 @@ class Variables:
                 name += " again"
             found[name] = frame
         self._functions = found
-        self._reads = {function: scriptcode.reads(frame.f_code, frame.f_lasti) for function, frame in found.items()}
+        self._reads = {function: script_code.reads(frame.f_code, frame.f_lasti) for function, frame in found.items()}
 
     def _walked(self) -> list[_Seen]:
         """All that the functions under way have."""
@@ -670,7 +670,7 @@ class Variables:
         """Is it an object of a class of the script, whose state nobody else keeps?"""
         kind = type(value)
         if kind is FunctionType:
-            return scriptcode.is_script_code(value.__code__)
+            return script_code.is_script_code(value.__code__)
         if kind is MethodType:
             return self._is_own(value.__self__) and not self._is_kept(value.__self__)
         if issubclass(kind, type):

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from psjob.checkpoint import disk
-from psjob.checkpoint.disk import CheckpointProblem, explain
+from psjob.checkpoint.disk import CheckpointProblem, explain_os_error
 from psjob.contract import MOST_NUMBER
 from psjob.process.errors import Fenced
 
@@ -21,14 +21,14 @@ RESERVE_BYTES = 16384
 """Room for a claim and what a file system needs beside it."""
 
 
-def claim(folder: Path, term: int, owner: str) -> bool:
+def claim_term(folder: Path, term: int, owner: str) -> bool:
     """Claim `term` for the pod `owner`, durably; True when new, False when it was ours already.
 
     Creates the folder where absent. Raises Fenced if a higher term is claimed, or this one by another; CheckpointProblem
     where the folder cannot be written.
     """
     disk.make_folder(folder)
-    check(folder, term, owner)
+    check_claim(folder, term, owner)
     body = json.dumps({"view": term, "owner": owner}).encode()
     try:
         new = _create(folder, term, body)
@@ -38,7 +38,7 @@ def claim(folder: Path, term: int, owner: str) -> bool:
         new = _create(folder, term, body)
     if new:
         disk.sync_folder(folder)
-    check(folder, term, owner)
+    check_claim(folder, term, owner)
     _reserve(folder)
     return new
 
@@ -51,7 +51,7 @@ def _create(folder: Path, term: int, body: bytes) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        raise explain(error, f"create {path.name}", folder) from error
+        raise explain_os_error(error, f"create {path.name}", folder) from error
     try:
         if _write(fd, body) != len(body):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -59,7 +59,7 @@ def _create(folder: Path, term: int, body: bytes) -> bool:
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(path)
-        raise explain(error, f"write {path.name}", folder) from error
+        raise explain_os_error(error, f"write {path.name}", folder) from error
     finally:
         os.close(fd)
     return True
@@ -87,7 +87,7 @@ def _release(folder: Path) -> bool:
     return True
 
 
-def check(folder: Path, term: int, owner: str | None = None) -> None:
+def check_claim(folder: Path, term: int, owner: str | None = None) -> None:
     """Raise Fenced if a higher term than `term` is claimed, or `term` itself by another pod than `owner`."""
     found = highest(folder)
     if found is None or found[0] < term:
@@ -106,13 +106,13 @@ def highest(folder: Path) -> tuple[int, str] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise explain(error, "list the folder", folder) from error
+        raise explain_os_error(error, "list the folder", folder) from error
     if not terms:
         return None
     return max(terms), _owner(folder / _file(max(terms)))
 
 
-def prune(folder: Path, term: int) -> None:
+def remove_older_claims(folder: Path, term: int) -> None:
     """Remove claims below `term` once it is claimed itself: nobody looks at any but the highest. What cannot be removed stays."""
     with contextlib.suppress(OSError):
         names = os.listdir(folder)

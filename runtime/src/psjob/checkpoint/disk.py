@@ -63,7 +63,7 @@ _REMEDIES = {
 }
 
 
-def explain(error: OSError, doing: str, folder: Path) -> CheckpointProblem:
+def explain_os_error(error: OSError, doing: str, folder: Path) -> CheckpointProblem:
     """The sentence for an OSError met while `doing` something in `folder`."""
     name = errno.errorcode.get(error.errno or 0, "error")
     remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
@@ -85,7 +85,7 @@ def write_whole(folder: Path, name: str, parts: Iterable[bytes | memoryview], si
         try:
             fd = _create(temp, at, _DIRECT if large else 0)
         except OSError as error:
-            raise explain(error, f"create {temp}", folder) from error
+            raise explain_os_error(error, f"create {temp}", folder) from error
         with _dropping(temp, name, at, folder) as renamed:
             try:
                 for part in _in_pages(parts, fd) if large else parts:
@@ -122,7 +122,7 @@ def _dropping(before: str, wanted: str, at: int, folder: Path) -> Iterator[list[
         left = _stays(wanted if renamed else before, at)
         if not isinstance(error, OSError):
             raise
-        problem = explain(error, f"write {wanted}", folder)
+        problem = explain_os_error(error, f"write {wanted}", folder)
         if renamed and left:
             problem.args = (f"{problem}; {wanted} could not be removed again and may be there",)
         raise problem from error
@@ -139,7 +139,7 @@ def _stays(name: str, at: int) -> bool:
     return False
 
 
-def remove(folder: Path, names: Iterable[str]) -> list[str]:
+def remove_files(folder: Path, names: Iterable[str]) -> list[str]:
     """Remove files and make that durable; those that were there. Raises CheckpointProblem if one stays."""
     removed = []
     with opened_folder(folder) as at:
@@ -150,13 +150,13 @@ def remove(folder: Path, names: Iterable[str]) -> list[str]:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise explain(error, f"remove {name}", folder) from error
+                raise explain_os_error(error, f"remove {name}", folder) from error
             removed.append(name)
         if removed:
             try:
                 _sync(at)
             except OSError as error:
-                raise explain(error, "fsync", folder) from error
+                raise explain_os_error(error, "fsync", folder) from error
     return removed
 
 
@@ -168,7 +168,7 @@ def names_in(folder: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise explain(error, "list the folder", folder) from error
+        raise explain_os_error(error, "list the folder", folder) from error
 
 
 def free_bytes(folder: Path) -> int | None:
@@ -193,14 +193,14 @@ def opened_regular(path: Path) -> Iterator[tuple[int, int]]:
     except OSError as error:
         if path.is_symlink():
             raise Damage(path.name, "a regular file", "a symbolic link") from error
-        raise explain(error, f"open {path.name}", path.parent) from error
+        raise explain_os_error(error, f"open {path.name}", path.parent) from error
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             raise Damage(path.name, "a regular file", "a file of another kind")
         yield fd, facts.st_size
     except OSError as error:
-        raise explain(error, f"read {path.name}", path.parent) from error
+        raise explain_os_error(error, f"read {path.name}", path.parent) from error
     finally:
         os.close(fd)
 
@@ -233,13 +233,13 @@ def make_folder(folder: Path) -> None:
     try:
         missing = [part for part in (folder, *folder.parents) if not part.exists()]
     except OSError as error:
-        raise explain(error, "look for the folder", folder) from error
+        raise explain_os_error(error, "look for the folder", folder) from error
     for part in reversed(missing):
         try:
             with supervise.system_call():
                 part.mkdir(mode=0o755, exist_ok=True)
         except OSError as error:
-            raise explain(error, f"create {part.name}", part.parent) from error
+            raise explain_os_error(error, f"create {part.name}", part.parent) from error
         sync_folder(part.parent)
 
 
@@ -249,7 +249,7 @@ def sync_folder(folder: Path) -> None:
         try:
             _sync(at)
         except OSError as error:
-            raise explain(error, "fsync", folder) from error
+            raise explain_os_error(error, "fsync", folder) from error
 
 
 def check_name(name: str) -> None:
@@ -264,7 +264,7 @@ def opened_folder(folder: Path) -> Iterator[int]:
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise explain(error, "open the folder", folder) from error
+        raise explain_os_error(error, "open the folder", folder) from error
     try:
         yield fd
     finally:

@@ -305,16 +305,16 @@ def read_blocks(
 
     Nothing is allocated before its bounds are checked against the file's true size.
     """
-    with opened(path, expect, moved) as reader:
+    with opened_checkpoint_file(path, expect, moved) as reader:
         return {name: reader.read(name) for name in (list(reader.entries) if wanted is None else wanted)}
 
 
-def check(path: Path, expect: FileFact) -> None:
+def check_file(path: Path, expect: FileFact) -> None:
     """Read the whole file and compare every byte's crc with `expect`. Raises Damage or CheckpointProblem."""
     if path.suffix == ".json":
         read_json(path, expect)
         return
-    with opened(path, expect) as reader:
+    with opened_checkpoint_file(path, expect) as reader:
         if set(reader.entries) != set(expect.tensors):
             raise Damage(path.name, f"{len(expect.tensors)} tensors", f"{len(reader.entries)} with other names")
         buffer = memoryview(bytearray(1 << 20))
@@ -323,7 +323,7 @@ def check(path: Path, expect: FileFact) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path, expect: FileFact | None = None, moved: disk.Moved | None = None) -> Iterator[Reader]:
+def opened_checkpoint_file(path: Path, expect: FileFact | None = None, moved: disk.Moved | None = None) -> Iterator[Reader]:
     """A reader of the file, which tells `moved` of tensors' bytes; the header is read and checked once.
 
     Raises Damage or CheckpointProblem.

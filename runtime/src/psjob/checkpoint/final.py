@@ -48,7 +48,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
             return files.read_blocks(folder / FINAL_WEIGHTS)
         if not folder.is_dir():
             return {}
-        made, problems = manifest.newest(folder, None, whole=False)
+        made, problems = manifest.newest_manifest(folder, None, whole=False)
         for problem in problems:
             warnings.warn(problem, stacklevel=2)
         if made is None:
@@ -144,6 +144,6 @@ class _Blocks:
         if self._kept is None or self._kept[0] != index:
             file = self._places[index].file
             if file not in self._readers:
-                self._readers[file] = self._stack.enter_context(files.opened(self._folder / file, self._made.fact(file)))
+                self._readers[file] = self._stack.enter_context(files.opened_checkpoint_file(self._folder / file, self._made.fact(file)))
             self._kept = (index, self._readers[file].read(f"{index}.weights"))
         return self._kept[1]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psjob.checkpoint import claim, disk, files
-from psjob.checkpoint.disk import CheckpointProblem, Damage, explain
+from psjob.checkpoint.disk import CheckpointProblem, Damage, explain_os_error
 from psjob.checkpoint.files import FileFact
 from psjob.layout import memory
 from psjob.layout.blocks import Layout
@@ -178,16 +178,16 @@ def commit(folder: Path, made: Manifest, owner: str | None = None) -> Path:
     Raises CheckpointProblem, and Fenced where a higher term (or this one by another pod than `owner`) has claimed the run. That is seen
     before the rename, or after it, when the newer term may not have seen this manifest.
     """
-    claim.check(folder, made.term, owner)
+    claim.check_claim(folder, made.term, owner)
     raw = encode(made)
     if len(raw) > MAX_BYTES:
         raise CheckpointProblem(f"manifest {made.name} would have {len(raw)} bytes, at most {MAX_BYTES} are allowed")
     disk.write_whole(folder, made.name, [raw])
-    claim.check(folder, made.term, owner)
+    claim.check_claim(folder, made.term, owner)
     return folder / made.name
 
 
-def newest(
+def newest_manifest(
     folder: Path, run: str | None, whole: bool = True, passed: Set[str] = frozenset(), also: Callable[[Manifest], None] = lambda made: None
 ) -> tuple[Manifest | None, list[str]]:  # fmt: skip
     """The highest (term, step) of `run` (None: whichever run the folder holds) that is whole to the last byte.
@@ -201,12 +201,12 @@ def newest(
         if name in passed:
             continue
         try:
-            made = read(folder, name)
+            made = read_manifest(folder, name)
             if run is not None and made.run != run:
                 problems.append(f"{name} is of run {made.run[:64]}, not of {run}")
                 continue
             for fact in made.listed():
-                (files.check if whole else _there)(folder / fact.name, fact)
+                (files.check_file if whole else _there)(folder / fact.name, fact)
             also(made)
             return made, problems
         except CheckpointProblem as problem:
@@ -227,13 +227,13 @@ def is_over(folder: Path, run: str) -> bool:
     """Has this run its final manifest? No file that it lists is looked at. Raises CheckpointProblem if the folder cannot be listed."""
     for _, _, name in reversed(listing(folder)):
         with contextlib.suppress(CheckpointProblem):
-            made = read(folder, name)
+            made = read_manifest(folder, name)
             if made.run == run:
                 return made.final
     return False
 
 
-def read(folder: Path, name: str) -> Manifest:
+def read_manifest(folder: Path, name: str) -> Manifest:
     """The manifest `name` of `folder`, checked against its own hash; the files it lists are not. Raises Damage or CheckpointProblem."""
     match = _NAME.fullmatch(name)
     if match is None:
@@ -250,14 +250,14 @@ def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
     Kept are final manifests, whatever is of another run, of a higher term or of a later snapshot than `newest`'s. Raises Fenced first
     where a higher term has claimed the run. A disk that fails here is no error: what stays is tried again the next time.
     """
-    claim.check(folder, newest.term)
-    claim.prune(folder, newest.term)
+    claim.check_claim(folder, newest.term)
+    claim.remove_older_claims(folder, newest.term)
     kept: list[Manifest] = []
     gone: list[str] = []
     ordinary = 0
     for term, step, name in reversed(listing(folder)):
         try:
-            made = read(folder, name)
+            made = read_manifest(folder, name)
         except CheckpointProblem:
             if kept and (term, step) < (newest.term, newest.step):
                 gone.append(name)
@@ -270,12 +270,12 @@ def prune(folder: Path, keep: int, newest: Manifest) -> list[str]:
         kept.append(made)
     try:
         for name in gone:
-            remove(folder, name)
+            try_remove(folder, name)
         if gone:
             disk.sync_folder(folder)  # a manifest must be gone before the files it lists
         if all(made.run == newest.run for made in kept):
             for name in _leftovers(folder, kept, newest):
-                remove(folder, name)
+                try_remove(folder, name)
                 gone.append(name)
     except (OSError, CheckpointProblem):
         return gone
@@ -438,7 +438,7 @@ def listing(folder: Path) -> list[tuple[int, int, str]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise explain(error, "list the folder", folder) from error
+        raise explain_os_error(error, "list the folder", folder) from error
     return sorted((int(match[1]), int(match[2]), name) for name in names if (match := _NAME.fullmatch(name)))
 
 
@@ -448,7 +448,7 @@ def age_of(name: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def remove(folder: Path, name: str) -> None:
+def try_remove(folder: Path, name: str) -> None:
     """What cannot be removed now is tried again at the next prune: a full or read-only disk must not undo a commit."""
     with contextlib.suppress(OSError):
         os.unlink(folder / name)
@@ -483,12 +483,12 @@ def sweep_orphans(folder: Path, term: int, before: int) -> list[str]:
     Nothing is removed where a manifest cannot be read, for what it lists is not known, and where the folder holds another run too. Raises
     Fenced where a higher term than `term` has claimed the run, CheckpointProblem where the folder cannot be listed.
     """
-    claim.check(folder, term)
+    claim.check_claim(folder, term)
     listed: set[str] = set()
     runs: set[str] = set()
     for _, _, name in listing(folder):
         try:
-            made = read(folder, name)
+            made = read_manifest(folder, name)
         except Damage:
             continue  # nobody can continue from it
         except CheckpointProblem:
@@ -500,8 +500,8 @@ def sweep_orphans(folder: Path, term: int, before: int) -> list[str]:
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
-        raise explain(error, "list the folder", folder) from error
+        raise explain_os_error(error, "list the folder", folder) from error
     gone = [name for name in names if (age := age_of(name)) is not None and age[1] < before and name not in listed]
     for name in gone:
-        remove(folder, name)
+        try_remove(folder, name)
     return gone

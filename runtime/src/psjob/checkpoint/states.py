@@ -326,7 +326,7 @@ def _read_chain(
 ) -> None:  # fmt: skip
     """Bring `tables`, by number, to what a chain of files holds of them."""
     for file in chain:
-        with files.opened(folder / file, made.fact(file), moved) as reader:
+        with files.opened_checkpoint_file(folder / file, made.fact(file), moved) as reader:
             try:
                 for number, table in tables.items():
                     table.remove(reader.read(f"{number}.removed"))

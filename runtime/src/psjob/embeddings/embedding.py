@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from psjob.checkpoint.files import Entry, PartedTensor
 from psjob.embeddings.lookup import Lookup, Road, RowOptions
-from psjob.embeddings.rowtables import look_alone
+from psjob.embeddings.row_tables import look_alone
 from psjob.worker.rows import RowGrads, RowRequest
 
 

@@ -30,7 +30,7 @@ from psjob.api import attach as attaching
 from psjob.api.reporting import worker_place
 from psjob.api.slices import loader_options, rounds_of
 from psjob.integrations import barriers, needs
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import refuse
 
 try:
@@ -56,7 +56,7 @@ def begin() -> None:
         mark(place)
 
 
-def mark(place: Place) -> None:
+def mark(place: ProcessContext) -> None:
     """Let Accelerate's states be those of this worker."""
     global _world
     if _world is None:
@@ -104,7 +104,7 @@ class Pass:
     sharded = True
     """Workers have different batches in it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProcessContext) -> None:
         mark(place)
         self.end_of_dataloader = False
         self.remainder = -1
@@ -123,7 +123,7 @@ class Pass:
 class World:
     """The job, in the words of Accelerate."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ProcessContext) -> None:
         self.rank = place.rank
         self.workers = 1 if place.config.stages else place.world  # all stages work on each batch
         self.local = place.rank if _of_one_machine(place) else 0
@@ -144,7 +144,7 @@ class World:
         return not self.trainers and bool(PartialState._shared_state.get("num_processes", 1) > 1)
 
 
-def _of_one_machine(place: Place) -> bool:
+def _of_one_machine(place: ProcessContext) -> bool:
     """Do all workers share the machine of the shards, as under `psjob run`? A pod is a node of its own to Accelerate."""
     host = place.config.shards[0].host
     try:

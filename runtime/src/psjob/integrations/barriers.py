@@ -136,7 +136,7 @@ def write_value(value: Any, what: str) -> str:
         refuse(f"{what} between the workers of a job takes numbers, texts, tensors and lists and dicts of them: {problem}")
     parts = []
     for tensor in tensors:
-        whole = memory.plain(tensor)
+        whole = memory.contiguous_values(tensor)
         raw = base64.b64encode(memory.view(whole)).decode()
         parts.append([str(whole.dtype).removeprefix("torch."), list(whole.shape), raw])
     text = json.dumps([body, parts])

@@ -38,7 +38,7 @@ def begin() -> None:
         mark(place)
 
 
-def mark(place: config.Place) -> None:
+def mark(place: config.ProcessContext) -> None:
     """Let `is_global_zero` and `save` be those of rank 0 only, and let the workers reduce, gather and wait meetings."""
     rank_zero_only.rank = place.rank
     if getattr(SingleDeviceStrategy, "psjob", False):

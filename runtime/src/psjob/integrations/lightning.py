@@ -121,7 +121,7 @@ class PSStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             )
         if isinstance(self.precision_plugin, MixedPrecision):  # it refuses to clip for optimizers that unscale by themselves
             self.precision_plugin.clip_gradients = partial(Precision.clip_gradients, self.precision_plugin)
-        progress = Progress(trainer)
+        progress = LightningProgress(trainer)
         ps.attach(
             self.lightning_module,
             optimizers[0],
@@ -248,7 +248,7 @@ class Loader:
         """See `state_dict`."""
 
 
-class Progress:
+class LightningProgress:
     """If a Trainer stands, as a restart puts it back."""
 
     def __init__(self, trainer: Trainer) -> None:

@@ -49,7 +49,7 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._place = worker_place()
-        self._progress: Progress | None = None
+        self._progress: TransformersProgress | None = None
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any) -> None:
         """The Trainer is made: its data will be this worker's."""
@@ -62,7 +62,7 @@ class PSCallback(TrainerCallback):  # type: ignore[misc]
         for one in trainer.callback_handler.callbacks:  # else each start has a folder of its own, named by the time
             if type(one).__name__ == "TensorBoardCallback" and one.logging_dir is None:
                 one.logging_dir = os.path.join(args.output_dir, "runs", self._place.run)
-        self._progress = Progress(trainer)
+        self._progress = TransformersProgress(trainer)
         trainer.train = _from_the_job(trainer.train, self._place.begins_again)
         if args.load_best_model_at_end:
             trainer._determine_best_metric = _knowing_best(trainer, trainer._determine_best_metric)
@@ -127,7 +127,7 @@ OWN: Final = ("_globalstep_last_logged", "_total_loss_scalar", "current_flos")
 """Of the Trainer itself."""
 
 
-class Progress:
+class TransformersProgress:
     """If a Trainer stands, as a restart puts it back."""
 
     counts_again = True

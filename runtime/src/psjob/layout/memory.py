@@ -38,7 +38,7 @@ def has_bytes(tensor: torch.Tensor) -> bool:
     return plain and not tensor.is_conj() and not tensor.is_neg()
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def contiguous_values(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a dense tensor as one that has bytes; the tensor itself, detached, if it has them."""
     return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
 

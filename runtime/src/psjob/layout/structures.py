@@ -24,7 +24,7 @@ _NAMES: Final = {
 _DTYPES: Final = {dtype: name for name, dtype in _NAMES.items()}
 
 
-def write(value: Any) -> tuple[bytes, list[memoryview]]:
+def encode_structure(value: Any) -> tuple[bytes, list[memoryview]]:
     """The head of a structure, and the bytes of its tensors in their order.
 
     Args:
@@ -47,7 +47,7 @@ def write(value: Any) -> tuple[bytes, list[memoryview]]:
     return head.ljust(len(head) + -len(head) % ALIGNED), parts
 
 
-def read(head: bytes | memoryview, body: memoryview) -> Any:
+def decode_structure(head: bytes | memoryview, body: memoryview) -> Any:
     """The structure again. Its tensors lie in the memory of `body`; those that needed a gradient need one.
 
     Raises:

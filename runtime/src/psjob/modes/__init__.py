@@ -14,7 +14,7 @@ from psjob.modes.threshold import Threshold
 
 __all__ = [
     "Async", "Backup", "Batch", "Bounded", "LocalSGD", "LocalAsync", "MODES", "Mode", "Push", "Quorum", "ServedMode", "Softsync", "Sync",
-    "Threshold", "config_of", "of", "read", "written",
+    "Threshold", "config_of", "of", "parse_mode", "format_mode",
 ]  # fmt: skip
 
 MODES: Final[dict[str, type[Mode]]] = {
@@ -100,13 +100,13 @@ def config_of(mode: Mode) -> dict[str, Any] | None:
     return None
 
 
-def written(mode: ServedMode) -> str:
+def format_mode(mode: ServedMode) -> str:
     """A mode with its number in one word, such as bounded:3."""
     return f"{mode.name}:{mode.ahead}" if mode.ahead else mode.name
 
 
-def read(word: str) -> ServedMode:
-    """The mode that `written` wrote, of those among which a running job changes. Raises ValueError for any other word."""
+def parse_mode(word: str) -> ServedMode:
+    """The mode that `format_mode` wrote, of those among which a running job changes. Raises ValueError for any other word."""
     name, _, number = word.partition(":")
     known: dict[str, ServedMode] = {"sync": Sync(), "bounded": Bounded(int(number)) if number else Bounded(), "async": Async()}
     if name not in known:

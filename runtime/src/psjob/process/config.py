@@ -168,7 +168,7 @@ PLAIN = Encryption()
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessContext:
     """Which process of the job this one is. `number` is a shard's attempt or a worker's start."""
 
     role: str
@@ -207,7 +207,7 @@ class Place:
         return self.config.workers * self.config.processes
 
 
-def place(environ: Mapping[str, str] = os.environ) -> Place | None:
+def place(environ: Mapping[str, str] = os.environ) -> ProcessContext | None:
     """This process's place in a job, or None outside one.
 
     Raises:
@@ -266,7 +266,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place | None:
         encrypting = _encryption(config.encryption, key_file, role, index, problems, linked=bool(config.stages))
     if problems or config is None:
         raise Refused("this process was not started as part of a job in the right way: " + "; ".join(problems))
-    return Place(
+    return ProcessContext(
         role, index, run, count, term, rewinds, environ.get(contract.ENV_POD, f"{role}-{index}"), config,
         environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path, handed, encrypting, local,
         sockets,
@@ -282,7 +282,7 @@ def _sockets(environ: Mapping[str, str], problems: list[str]) -> tuple[int, ...]
         return ()
 
 
-def desired_config(here: Place) -> Config | None:
+def desired_config(here: ProcessContext) -> Config | None:
     """The config as it lies there now; None where it cannot be read this time, or is of another run."""
     found = _read(here.config_path, [])
     return found if found is not None and found.run == here.run else None
@@ -302,7 +302,7 @@ def _keys(path: str, role: str, index: int, problems: list[str]) -> Keys:
 def read_keys(path: str, role: str, index: int) -> Keys:
     """The keys in that file. Raises ValueError if it lacks what a process of this place needs; the text holds no key."""
     with Path(path).open("rb") as file:
-        found = keys.read(file.read(MOST_KEY_BYTES).decode("ascii"))
+        found = keys.parse_keys(file.read(MOST_KEY_BYTES).decode("ascii"))
     needed = {"worker"} if role == "worker" else {"shard", "workers", "questions"} | ({"shards"} if index == 0 else set())
     if found.keys() != needed:
         raise ValueError(
@@ -363,9 +363,9 @@ def encryption_of(word: str, authority: Path, certificate: Path | None) -> Encry
 def _in_mode(config: Config, word: str, problems: list[str]) -> Config:
     """The config of a process that was told a mode, which may be another than its file names."""
     try:
-        if not word or word == modes.written(modes.of(config)):
+        if not word or word == modes.format_mode(modes.of(config)):
             return config
-        mode = modes.read(word)
+        mode = modes.parse_mode(word)
     except ValueError as error:
         problems.append(f"{contract.ENV_MODE}: {error}")
         return config

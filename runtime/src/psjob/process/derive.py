@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in (contract.AUTHORITY, own.format(index=index)):
             if (asked.source / name).exists():
                 _write(asked.target.with_name(name), (asked.source / name).read_text())
-        _write(asked.target, keys.written(run, role, index, number))
+        _write(asked.target, keys.process_key_file(run, role, index, number))
     except (OSError, KeyError, ValueError) as error:
         print(f"psjob: cannot derive this process's keys from {asked.source} into {asked.target}: {error!r}", file=sys.stderr)
         return 1

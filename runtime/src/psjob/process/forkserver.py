@@ -1,6 +1,6 @@
 """A process that has imported torch and nothing of the script's, from which a script that begins again is forked.
 
-A worker starts it by its path, with the number of a socket, once it has trained for a while. To begin again the worker execs `forkwaiter`,
+A worker starts it by its path, with the number of a socket, once it has trained for a while. To begin again the worker execs `fork_waiter`,
 which gives back all memory and devices. That asks for a fork, and ends as the script ends. A script that was forked asks in its turn, by
 a pipe, and ends.
 

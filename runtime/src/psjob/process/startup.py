@@ -37,13 +37,13 @@ def begin_worker(environ: MutableMapping[str, str]) -> None:
     agent = contract.ENV_PROCESSES in environ and contract.ENV_LOCAL not in environ  # it starts those that train, and imports no torch
     if environ.get(contract.ENV_ROLE) != "worker" or agent:
         return
-    from psjob.process import errors, ownfiles
+    from psjob.process import errors, own_files
 
     if environ.get(contract.ENV_INDEX) == "0" and environ.get(contract.ENV_LOCAL, "0") == "0":
         one_run(environ.get(contract.ENV_RUN, ""), environ)
     spare_the_compiler()
     samplers_know_the_job()
-    ownfiles.note_reads(environ)
+    own_files.note_reads(environ)
     errors.end_at_second_refusal()
     errors.shorten_errors()
     errors.add_hints()

@@ -28,7 +28,7 @@ class RecordId(NamedTuple):
     size: int
 
 
-class Piece(NamedTuple):
+class RecordPiece(NamedTuple):
     """`data` lies at `offset` in the record. Empty: it only asks how much of the record has come."""
 
     record: RecordId
@@ -101,20 +101,20 @@ class RecordsOut:
             elif seconds > SLOW_SECONDS:
                 out.window = max(PIECE, out.window // 2)
 
-    def next(self, now: float, stepping: bool) -> Piece | None:
+    def next(self, now: float, stepping: bool) -> RecordPiece | None:
         """What to send now. While a step's requests are unanswered (`stepping`) only one piece is on its way."""
         out = self._current
         if out is None or (out.asked and not out.known):
             return None
         if not out.asked:
             out.asked = True
-            return Piece(out.id, 0, out.view[:0], out.idle)
+            return RecordPiece(out.id, 0, out.view[:0], out.idle)
         under_way = out.sent - out.has
         if out.sent >= out.id.size or (under_way and (stepping or under_way + PIECE > out.window)):
             return None
         at, out.sent = out.sent, min(out.id.size, out.sent + PIECE)
         out.flights.append((out.sent, now))
-        return Piece(out.id, at, out.view[at : out.sent], out.idle)
+        return RecordPiece(out.id, at, out.view[at : out.sent], out.idle)
 
 
 class RecordIn:

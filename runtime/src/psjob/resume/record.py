@@ -284,7 +284,7 @@ def _dumps(value: Any, tensors: list[torch.Tensor], path: str = "") -> str:
 
 
 def _plain(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [memory.plain(tensor) for tensor in tensors]
+    return [memory.contiguous_values(tensor) for tensor in tensors]
 
 
 def _write_tensors(tensors: Sequence[torch.Tensor]) -> bytes:

@@ -185,7 +185,7 @@ def _array(tag: str, body: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(memory.view(memory.plain(tensor)))
+    return bytes(memory.view(memory.contiguous_values(tensor)))
 
 
 def _unlike(items: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from psjob import contract
 from psjob.process import supervise, system
-from psjob.process.config import Place, place
+from psjob.process.config import ProcessContext, place
 from psjob.process.errors import Refused, exit_refused, refused_after
 from psjob.shard import keeper
 from psjob.shard.acceptor import Acceptor, announce
@@ -45,7 +45,7 @@ def load_server() -> None:
     importlib.import_module("psjob.shard.server")
 
 
-def serve(keeping: keeper.Keeping | None, held: keeper.Held | None) -> int:
+def serve(keeping: keeper.Keeping | None, held: keeper.LeftMemory | None) -> int:
     """Tell the others that we come, then import torch, then serve. Returns the exit status."""
     logging.basicConfig(level=os.environ.get("PSJOB_LOG", "INFO"), format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     _few_arenas()
@@ -139,7 +139,7 @@ def _pass_on(stop: threading.Event, server: Any) -> None:
     server.stop()
 
 
-def _checked(found: Place | None) -> Place:
+def _checked(found: ProcessContext | None) -> ProcessContext:
     if found is None or found.role != "shard":
         raise Refused("python -m psjob.shard is started by the operator or by `psjob run`, not by hand")
     if found.checkpoints is None:

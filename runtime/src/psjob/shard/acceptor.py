@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from psjob.contract import keys
 from psjob.modes import of as mode_of
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.shard.worker_fields import known
 from psjob.wire import tcp
 from psjob.wire.auth import Peer, ShardIdentity, Unproven
@@ -41,7 +41,7 @@ def hello_body(
 SECONDS = 0.5
 
 
-def announce(here: Place) -> None:
+def announce(here: ProcessContext) -> None:
     """Say hello early to shard 0; whatever goes wrong is left to the real hello."""
     if here.index == 0 or here.number == 1:
         return
@@ -75,7 +75,7 @@ Meet = Callable[[NonBlockingStream, Header, dict[str, Any]], Wants[None] | InOwn
 class Acceptor:
     """Reads the hello of each stream, then hands it to `meet` once `open` was called. `refused` counts bad ones."""
 
-    def __init__(self, here: Place) -> None:
+    def __init__(self, here: ProcessContext) -> None:
         self.here = here
         self.run = run_digest(here.run)
         self.refused: Callable[[NonBlockingStream, Exception], None] = self._answer_error
@@ -164,9 +164,9 @@ class Acceptor:
         if run != self.run:
             raise Unproven("this process is of another run than the shard that listens here")
         if peer.role == "worker" and peer.index < here.config.workers:
-            return keys.worker(own.workers, peer.index, peer.number)
+            return keys.worker_key(own.workers, peer.index, peer.number)
         if peer.role == "shard" and here.index == 0 and 0 < peer.index < len(here.config.shards):
-            return keys.shard(own.shards, peer.index, peer.number)
+            return keys.shard_key(own.shards, peer.index, peer.number)
         raise Unproven(f"{peer.role} {peer.index} is not served by shard {here.index}")
 
     def _opened(self, stream: NonBlockingStream) -> Wants[Meet]:

@@ -20,19 +20,19 @@ from typing import Any
 
 from psjob import modes
 from psjob.process import supervise
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Fenced
 from psjob.process.supervise import ThreadPulse
 from psjob.protocol import messages
 from psjob.protocol.messages import ShardMessage, decode_order, encode_message
 from psjob.protocol.shard import events as e
 from psjob.protocol.shard.events import Hello
-from psjob.protocol.shard.machine import LinkState, ShardMachine
+from psjob.protocol.shard.machine import CoordinatorLinkState, ShardMachine
 from psjob.shard.acceptor import hello_body
 from psjob.shard.restore import Restoring, position_of
 from psjob.shard.snapshot import DiskThread, Snapshots
 from psjob.shard.store import Store
-from psjob.shard.worker_stream import JobState
+from psjob.shard.worker_stream import ShardJobFacts
 from psjob.tables import TableSpec
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError, run_digest
@@ -73,7 +73,9 @@ class WorkerCalls:
 class Control:
     """`answer` carries a reply to the coordinator; `link` is the stream to it, None in shard 0's process."""
 
-    def __init__(self, place: Place, folder: Path, store: Store, job: JobState, workers: WorkerCalls, exits: ExitCalls) -> None:
+    def __init__(
+        self, place: ProcessContext, folder: Path, store: Store, job: ShardJobFacts, workers: WorkerCalls, exits: ExitCalls
+    ) -> None:
         self._store, self._workers, self._exits = store, workers, exits
         self.disk = DiskThread()
         self.pulse = ThreadPulse("control")
@@ -82,7 +84,7 @@ class Control:
         self.link = CoordinatorLink(place, store, self.post) if place.index else None
         self.answer: Callable[[dict[str, Any]], None] = lambda body: None
         peer = place.config.shards[0]
-        state = LinkState(f"{peer.host}:{peer.port}", place.config.connect_seconds) if place.index else None
+        state = CoordinatorLinkState(f"{peer.host}:{peer.port}", place.config.connect_seconds) if place.index else None
         self.machine = ShardMachine(place.index, place.config.workers, place.term, store.mode, state)
         self._events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -93,10 +95,10 @@ class Control:
         self._action_handlers: Mapping[type, Callable[[Any], None]] = {
             e.Log: lambda act: log.log(logging.getLevelNamesMapping()[act.level.upper()], "%s", act.text),
             e.TellCoordinator: lambda act: self.tell(act.message),
-            e.Exit: self._exit,
-            e.Dial: lambda act: None if self.link is None else self.link.dial(act.after),
+            e.ExitProcess: self._exit,
+            e.DialCoordinator: lambda act: None if self.link is None else self.link.dial(act.after),
             e.Hello: lambda act: None if self.link is None else self.link.hello(act),
-            e.HangUp: lambda act: None if self.link is None else self.link.hang_up(act.stream),
+            e.CloseStream: lambda act: None if self.link is None else self.link.hang_up(act.stream),
             e.TellArrivals: lambda act: self._tell_arrivals(),
             e.Reset: self._reset,
             e.TakeTerm: lambda act: setattr(store, "term", act.term),
@@ -113,7 +115,7 @@ class Control:
             messages.Prepare: self.snapshots.make_ready,
             e.NoteLeft: lambda act: store.leave(act.rank, act.clock),
             e.AskRecords: lambda act: setattr(job, "snapshot_step", act.step),
-            e.Hold: self.snapshots.hold,
+            e.HoldBlocks: self.snapshots.hold,
             e.Write: lambda act: self.snapshots.write(act.snapshot),
             e.GiveUp: lambda act: self.snapshots.give_up(act.snapshot),
             e.Discard: lambda act: self.snapshots.discard(act.snapshot),
@@ -209,7 +211,7 @@ class Control:
         """Tell the coordinator."""
         self.answer(encode_message(message))
 
-    def _exit(self, act: e.Exit) -> None:
+    def _exit(self, act: e.ExitProcess) -> None:
         if act.fenced is not None:
             self._exits.fenced(Fenced(act.text, act.fenced))
         elif act.text:
@@ -227,7 +229,7 @@ class Control:
 
     def _adopt(self, act: e.AdoptMode) -> None:
         self.restoring.forget()
-        self._store.adopt(modes.read(act.mode))
+        self._store.adopt(modes.parse_mode(act.mode))
 
     def _lay_out(self, act: e.LayOut) -> None:
         self.restoring.forget()
@@ -278,7 +280,7 @@ NOTICE_SECONDS = 30.0
 class CoordinatorLink:
     """At most one stream at a time is in use; nobody who says something waits for it. `post` takes what came."""
 
-    def __init__(self, place: Place, store: Store, post: Callable[[e.Event], None]) -> None:
+    def __init__(self, place: ProcessContext, store: Store, post: Callable[[e.Event], None]) -> None:
         self._place, self._store, self._post = place, store, post
         self._run, self._peer = run_digest(place.run), place.config.shards[0]
         self._dials: queue.SimpleQueue[float] = queue.SimpleQueue()

@@ -19,7 +19,7 @@ from psjob.checkpoint.disk import CheckpointProblem
 from psjob.checkpoint.files import FileFact
 from psjob.checkpoint.manifest import INITIAL, RECORD, BlockPlace, Manifest, RowPlaces, read_initial, read_records, sweep_orphans
 from psjob.process import config
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Fenced
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.events import CheckpointFacts, WorkerFacts
@@ -68,7 +68,7 @@ def read_part(body: Mapping[str, Any]) -> ShardPart:
 class DiskWork:
     """Of one coordinator. Runs in one thread."""
 
-    def __init__(self, place: Place, folder: Path) -> None:
+    def __init__(self, place: ProcessContext, folder: Path) -> None:
         self.place, self.folder = place, folder
         self._newest: Manifest | None = None
         """The newest manifest that this coordinator has committed: unchanged blocks and rows lie in its files."""
@@ -88,7 +88,7 @@ class DiskWork:
                 return self._claim(term)
             case events.LookForClaim(term):
                 try:
-                    claim.check(self.folder, term, self.place.pod)
+                    claim.check_claim(self.folder, term, self.place.pod)
                 except CheckpointProblem as problem:
                     log.debug("no claim can be looked for: %s", problem)
                 return events.ClaimSeen()
@@ -112,7 +112,7 @@ class DiskWork:
 
     def _claim(self, term: int) -> events.Event:
         try:
-            claim.claim(self.folder, term, self.place.pod)
+            claim.claim_term(self.folder, term, self.place.pod)
         except CheckpointProblem as problem:
             return events.TermUnclaimed(term, str(problem), problem.full)
         return events.TermClaimed(term)
@@ -130,7 +130,7 @@ class DiskWork:
 
     def _read(self, job: events.ReadNewest) -> events.Event:
         """The newest manifest of this run; of the run to resume from where this one has none yet."""
-        claim.check(self.folder, job.term)
+        claim.check_claim(self.folder, job.term)
         resume = self.place.config.checkpoint.resume_from
         problems: list[str] = []
         for folder, run in ((self.folder, self.place.run), *(((Path(resume), None),) if resume else ())):
@@ -143,7 +143,7 @@ class DiskWork:
                     held, initial = read_records(folder, made), read_initial(folder, made)
 
             try:
-                made, passed = manifest.newest(folder, run, whole=False, passed=job.passed, also=also)
+                made, passed = manifest.newest_manifest(folder, run, whole=False, passed=job.passed, also=also)
             except CheckpointProblem as problem:
                 return events.NewestRead(job.number, None, (str(problem),), failed=True)
             problems += passed
@@ -160,7 +160,7 @@ class DiskWork:
         written: list[str] = []
         try:
             made = self._manifest(job)
-            claim.check(self.folder, job.term, self.place.pod)
+            claim.check_claim(self.folder, job.term, self.place.pod)
             made = self._with_records(job, made, written)
             if job.final:
                 digest = final.checkpoint_sha256(self.folder, made)
@@ -170,7 +170,7 @@ class DiskWork:
         except CheckpointProblem as problem:
             log.warning("checkpoint not committed: %s", problem)
             for name in written:
-                manifest.remove(self.folder, name)
+                manifest.try_remove(self.folder, name)
             return events.ManifestUncommitted(job.snapshot, str(problem), problem.full)
         self._newest, self._buffers = made, made.buffers
         manifest.prune(self.folder, self.place.config.checkpoint.keep, made)

@@ -21,14 +21,14 @@ import torch
 from psjob import rules
 from psjob.contract import MOST_RISE, keys
 from psjob.layout.blocks import MAX_TENSORS, TensorSpec, check_aliases, check_table
-from psjob.modes import written
+from psjob.modes import format_mode
 from psjob.process import supervise
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Fenced
 from psjob.protocol import messages
 from psjob.protocol.coordinator import events, updates
 from psjob.protocol.coordinator.consistency import Digest, Told
-from psjob.protocol.coordinator.events import Action, Event, JobFacts, Stream, WorkerFacts
+from psjob.protocol.coordinator.events import Action, Event, JobFacts, StreamFacts, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.protocol.coordinator.report import MAX_METRICS
 from psjob.protocol.records import PIECE
@@ -38,7 +38,7 @@ from psjob.shard.coordinator_disk import DiskWork, Job, read_part
 from psjob.shard.push_metrics import JobCounts, StalenessHistogram
 from psjob.shard.session import Session
 from psjob.shard.store import Store
-from psjob.shard.worker_stream import JobState
+from psjob.shard.worker_stream import ShardJobFacts
 from psjob.tables import TableSpec
 from psjob.wire import tcp
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, WireError, run_digest
@@ -64,7 +64,7 @@ SendOrder = Callable[[Mapping[str, Any]], None]
 class CoordinatorDriver:
     """What is public may be called from any thread, but for `feed` and `carry_out`, which are the coordinator's own."""
 
-    def __init__(self, place: Place, folder: Path, store: Store, job: JobState, order: SendOrder, exits: ExitCalls) -> None:
+    def __init__(self, place: ProcessContext, folder: Path, store: Store, job: ShardJobFacts, order: SendOrder, exits: ExitCalls) -> None:
         """`order` carries an order out in this process."""
         self.place, self.store, self._job, self._exits = place, store, job, exits
         self.closed = False
@@ -94,7 +94,7 @@ class CoordinatorDriver:
         rows = [row for _, row in sorted(store.admission.rows.items())]
         workers = tuple(WorkerFacts(row.complete, *row.incarnation, left=row.left_at) for row in rows)
         snapshot, clip = store.kept.highest_snapshot, store.kept.clip
-        self.feed(events.TookUp(said["term"], said["restore_id"], said["mode"], store.layout, workers, snapshot, clip))
+        self.feed(events.ShardRestartedFromKeeper(said["term"], said["restore_id"], said["mode"], store.layout, workers, snapshot, clip))
 
     def close(self) -> None:
         """End its threads."""
@@ -139,7 +139,7 @@ class CoordinatorDriver:
         if type(stream) is int and stream in self._said:
             with self._lock:
                 self._said[stream] -= _weight(event)
-        if isinstance(event, events.StreamEnded):
+        if isinstance(event, events.WorkerStreamEnded):
             session = self._sessions.pop(event.stream, None)
             if session is not None:
                 self._streams.pop(session, None)
@@ -183,7 +183,7 @@ class CoordinatorDriver:
         """A worker's stream is gone."""
         stream = self._streams.get(session)
         if stream is not None:
-            self.post(events.StreamEnded(stream))
+            self.post(events.WorkerStreamEnded(stream))
 
     def frame(self, session: Session, header: Header, body: Mapping[str, Any], blob: bytes = b"") -> None:
         """What a worker says beside its pushes."""
@@ -208,7 +208,7 @@ class CoordinatorDriver:
                 idle = min(1.0, header.request / IDLE_PARTS) if header.part else None
                 return events.RecordCame(stream, header.clock, blob, idle), header.clock < 0
             case Kind.MARK:
-                return events.Marked(stream, header.request, header.clock), True
+                return events.WorkerMarked(stream, header.request, header.clock), True
             case Kind.LEAVE:
                 return events.WorkerLeft(stream, header.clock), True
             case Kind.REPORT:
@@ -300,7 +300,7 @@ class CoordinatorDriver:
             case events.Tell(stream, kind, body, clock, request):
                 if (session := self._sessions.get(stream)) is not None:
                     session.tell(kind, body, clock=clock, request=request)
-            case events.HangUp(stream):
+            case events.CloseWorkerStream(stream):
                 if (session := self._sessions.get(stream)) is not None:
                     session.hang_up()
             case events.Welcome():
@@ -346,7 +346,7 @@ class CoordinatorDriver:
     def _neighbour(self, session: Session, told: events.Introduce) -> dict[str, Any]:
         workers, start = self.place.keys.workers, session.incarnation[0]
         ends = {session.rank: start, told.rank: told.start}
-        key = keys.masked(keys.worker(workers, session.rank, start), keys.link(workers, ends), ends)
+        key = keys.masked(keys.worker_key(workers, session.rank, start), keys.link_key(workers, ends), ends)
         return {"rank": told.rank, "start": told.start, "host": told.host, "port": told.port, "key": key.hex()}
 
     # -- counts --------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class CoordinatorDriver:
 
     # -- hello ---------------------------------------------------------------------------------
 
-    def _read_hello(self, number: int, session: Session) -> Stream:
+    def _read_hello(self, number: int, session: Session) -> StreamFacts:
         hello = session.hello
         for key in ("restore_id", "acked", "attempt"):
             if not (type(hello.get(key, 0)) is int and 0 <= hello.get(key, 0) <= messages.MOST):
@@ -380,8 +380,8 @@ class CoordinatorDriver:
                 problem = f"the aliases of this worker cannot be: {error}"
         if problem is not None:
             aliases = {}
-        mode = str(hello.get("mode", written(self.machine.state.mode)))
-        return Stream(
+        mode = str(hello.get("mode", format_mode(self.machine.state.mode)))
+        return StreamFacts(
             number, session.rank, session.incarnation, bool(hello.get("fresh")), mode[:80], int(hello.get("restore_id", 0)),
             str(hello.get("rule"))[:80], table, tables, tuple(sorted(aliases.items())),
             str(hello.get("layout", ""))[:80], problem, self._listens(session), int(hello.get("acked", 0)),
@@ -450,7 +450,7 @@ def numbers_of(body: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def job_of(place: Place, store: Store, folder: Path) -> JobFacts:
+def job_of(place: ProcessContext, store: Store, folder: Path) -> JobFacts:
     """The job as the machine knows it."""
     config, saved = place.config, place.config.checkpoint
     return JobFacts(

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Final
 
 from psjob import contract
-from psjob.process import forkserver, forkwaiter, supervise, system
+from psjob.process import fork_waiter, forkserver, supervise, system
 from psjob.process.system import ChildExits, end_with
 from psjob.wire.shared_memory import Region, possible
 
@@ -55,7 +55,7 @@ class _OverError(BaseException):
 
 
 @dataclass
-class Held:
+class LeftMemory:
     """What a server finds that takes another's place, until it has taken it. `died`: how that one ended."""
 
     died: str
@@ -139,7 +139,7 @@ class Keeper:
     _hung: bool = False
     """The server was killed here, since it showed no sign of life."""
 
-    def run(self, serve: Callable[[Keeping, Held | None], int]) -> int:
+    def run(self, serve: Callable[[Keeping, LeftMemory | None], int]) -> int:
         """Fork servers, which call `serve`; returns the exit status in each process."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -151,7 +151,7 @@ class Keeper:
                 self._server = os.fork()
             except OSError as error:  # no memory, or too many processes
                 print(f"psjob: no process can be forked in place of this shard's: {error}", file=sys.stderr, flush=True)
-                return forkwaiter.end_as(status) or contract.EXIT_RETRY
+                return fork_waiter.end_as(status) or contract.EXIT_RETRY
             if self._server == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 ends.close()
@@ -169,7 +169,7 @@ class Keeper:
             ours.close()
             found = self._next(status)
             if found is None:
-                return forkwaiter.end_as(status)
+                return fork_waiter.end_as(status)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self._stopped = True
@@ -272,7 +272,7 @@ class Keeper:
             print(f"psjob: no process can continue in place of this shard's: {error!r}", file=sys.stderr, flush=True)
             self._can_fork = False
 
-    def _next(self, status: int) -> Held | None:
+    def _next(self, status: int) -> LeftMemory | None:
         """What the next server continues from; None: there is to be none."""
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in REPLACED
         if self._stopped or not killed or self._held.keys() != {WEIGHTS, STATE} or _oom_kills() != self._oom:
@@ -289,7 +289,7 @@ class Keeper:
             return None
         self._held[STATE].words(0, SILENCE + 1)[SILENCE] = 0  # until the next one shows a sign of life
         died = "a hang" if self._hung else signal.Signals(os.WTERMSIG(status)).name
-        return Held(died, [self._held[WEIGHTS], self._held[STATE]])
+        return LeftMemory(died, [self._held[WEIGHTS], self._held[STATE]])
 
 
 def possible_here() -> bool:

@@ -289,7 +289,7 @@ class Waiters:
             self.add(waiter)
 
 
-def named(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Ranks as text: the first MOST_NAMED, and how many more there are."""
     more = len(ranks) - MOST_NAMED
     return f"{list(ranks[:MOST_NAMED])}" + (f" and {more} more" if more > 0 else "")

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from psjob.checkpoint import claim, disk
-from psjob.checkpoint.disk import CheckpointProblem, explain
+from psjob.checkpoint.disk import CheckpointProblem, explain_os_error
 from psjob.modes.stages import ChosenCuts
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Fenced
 from psjob.protocol.records import MOST_NAME
 from psjob.wire.event_loop import InOwnThread, NonBlockingStream
@@ -43,7 +43,7 @@ MOST_OPEN: Final = 4096
 class Rendezvous:
     """Of one run. `meet` may be called from any thread. `gone` tells which workers have left, `begun` whether rank 0 has attached."""
 
-    def __init__(self, place: Place, gone: Callable[[], list[int]], begun: Callable[[], bool]) -> None:
+    def __init__(self, place: ProcessContext, gone: Callable[[], list[int]], begun: Callable[[], bool]) -> None:
         self._place, self._gone, self._begun = place, gone, begun
         self._there = threading.Condition()
         self._points: dict[str, dict[int, str]] = {}
@@ -138,7 +138,7 @@ log = logging.getLogger("psjob.shard")
 class PartitionStore:
     """Of one run. `meet` may be called from any thread."""
 
-    def __init__(self, place: Place, folder: Path) -> None:
+    def __init__(self, place: ProcessContext, folder: Path) -> None:
         self._place, self._folder = place, folder
         self._lock = threading.Lock()
 
@@ -181,7 +181,7 @@ class PartitionStore:
         except FileNotFoundError:
             return None
         except OSError as error:  # it may be there: other cuts must not take its place
-            raise explain(error, f"look for {FILE}", self._folder) from error
+            raise explain_os_error(error, f"look for {FILE}", self._folder) from error
         raw = disk.read_small(self._folder / FILE, MOST_PARTITION_BYTES)
         try:
             found = json.loads(raw)
@@ -193,7 +193,7 @@ class PartitionStore:
 
     def _keep(self, chosen: ChosenCuts) -> None:
         term, owner = self._place.term, None
-        claim.check(self._folder, term, owner)
+        claim.check_claim(self._folder, term, owner)
         disk.write_whole(self._folder, FILE, [json.dumps({"run": self._place.run, **chosen.to_json()}).encode()])
-        claim.check(self._folder, term, owner)
+        claim.check_claim(self._folder, term, owner)
         log.info("%s", chosen.told(self._place.config.stage_names))

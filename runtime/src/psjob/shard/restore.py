@@ -72,7 +72,7 @@ class Restoring:
 
     def _placed(self, action: Read, transfer: Transfer) -> e.Placed:
         store, folder = self._store, Path(action.folder)
-        made = manifest.read(folder, action.manifest)
+        made = manifest.read_manifest(folder, action.manifest)
         owner = assign(made.layout, store.shards)
         mine = [index for index, shard in enumerate(owner) if shard == store.index]
         states = self._remembered(made, mine)

@@ -17,7 +17,7 @@ from psjob.checkpoint.disk import CheckpointProblem
 from psjob.layout.blocks import Layout
 from psjob.modes import of as mode_of
 from psjob.modes.stages import ASKS
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Fenced
 from psjob.process.supervise import Liveness
 from psjob.protocol import records
@@ -29,8 +29,8 @@ from psjob.shard.block import ParameterBlock
 from psjob.shard.checks import own_hyperparameters
 from psjob.shard.control import Control, ExitCalls, WorkerCalls
 from psjob.shard.coordinator_driver import CoordinatorDriver, PeerStream
-from psjob.shard.keeper import Held, Keeping
-from psjob.shard.pending import Waiter, named
+from psjob.shard.keeper import Keeping, LeftMemory
+from psjob.shard.pending import Waiter, format_ranks
 from psjob.shard.progress import StragglerReport
 from psjob.shard.push_metrics import PushNorms
 from psjob.shard.rendezvous import PartitionStore, Rendezvous
@@ -38,7 +38,7 @@ from psjob.shard.session import WAITING_SECONDS, CoordinatorCalls, RecordsHere, 
 from psjob.shard.state_memory import Outliving
 from psjob.shard.store import Store
 from psjob.shard.table import ServedTable
-from psjob.shard.worker_stream import JobState
+from psjob.shard.worker_stream import ShardJobFacts
 from psjob.wire import shared_memory
 from psjob.wire.event_loop import InOwnThread, NonBlockingStream
 from psjob.wire.frame import MAX_BODY, MAX_JSON, MAX_VALUES, Header, Kind, WireError, dump, run_digest
@@ -61,7 +61,7 @@ class Server:
     By `keeping` it has its memory held for a process after this one.
     """
 
-    def __init__(self, place: Place, folder: Path, keeping: Keeping | None = None) -> None:
+    def __init__(self, place: ProcessContext, folder: Path, keeping: Keeping | None = None) -> None:
         config = place.config
         self.place, self.folder = place, folder
         lends = config.transport != "tcp" and shared_memory.possible()
@@ -80,7 +80,7 @@ class Server:
         self.store.own = functools.cache(functools.partial(own_hyperparameters, config))  # asked at each change of hyperparameters
         self.store.push_norms = None if config.max_push_norm is None else PushNorms(config.max_push_norm)
         self.store.term, self.store.flushes = place.term, config.flushes
-        self.job = JobState()
+        self.job = ShardJobFacts()
         self.sessions: dict[int, Session] = {}
         """The newest one by rank."""
         self.bad_connections = 0
@@ -112,7 +112,7 @@ class Server:
         self._hello_room: tuple[Layout, HelloRoom] | None = None
         self._told_waiting = 0.0
 
-    def take_up(self, held: Held) -> None:
+    def take_up(self, held: LeftMemory) -> None:
         """Continue in place of a process of this attempt that was killed. Before `run_until_gone`; raises Untaken if that cannot be."""
         said = self.store.take_up(held)
         live = self.store.admission.live()
@@ -120,7 +120,7 @@ class Server:
         self._took_up = True
         if self.coordinator is not None:
             self.coordinator.take_up(said)
-        self.control.post(e.TookUp(said["term"], said["restore_id"], said["restored_by"], said["mode"], left))
+        self.control.post(e.RestartedFromKeeper(said["term"], said["restore_id"], said["restored_by"], said["mode"], left))
         log.warning(
             "%s ended the process of shard %d; another continues from its memory, at step %d",
             held.died,
@@ -163,7 +163,7 @@ class Server:
             time.sleep(ROOM_SECONDS)
         self.problem = None
         try:
-            disk.remove(self.folder, self._orphans())
+            disk.remove_files(self.folder, self._orphans())
             if self.place.index and (self.place.number > 1 or self._took_up) and manifest.is_over(self.folder, self.place.run):
                 self.control.post(e.RunIsOver())
         except CheckpointProblem as problem:
@@ -298,9 +298,9 @@ class Server:
     def missing(self, ranks: list[int], step: int) -> str:
         """A sentence on whom held answers wait for, as a block knows it."""
         if not self.store.mode.decided:
-            return f"workers {named(ranks)} have not pushed step {step}"
+            return f"workers {format_ranks(ranks)} have not pushed step {step}"
         ranks = ranks or self._missing_elsewhere()
-        return f"update {step} waits for pushes of workers {named(ranks)}" if ranks else f"update {step} waits for the coordinator"
+        return f"update {step} waits for pushes of workers {format_ranks(ranks)}" if ranks else f"update {step} waits for the coordinator"
 
     def _missing_elsewhere(self) -> list[int]:
         """Workers of whom another shard has not all, as far as this process knows."""

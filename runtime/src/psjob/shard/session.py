@@ -23,7 +23,7 @@ import torch
 
 from psjob.codecs import Codec
 from psjob.layout import memory
-from psjob.modes import written
+from psjob.modes import format_mode
 from psjob.protocol.messages import AckedDoubted
 from psjob.protocol.records import PIECE, RecordDelta, RecordId, RecordIn, RecordsOnStream
 from psjob.protocol.shard.events import Phase
@@ -188,7 +188,7 @@ class Session(WorkerState):
     @property
     def mode(self) -> str:
         """The mode that this worker's process runs."""
-        return str(self.hello.get("mode", written(self.store.mode)))
+        return str(self.hello.get("mode", format_mode(self.store.mode)))
 
     @property
     def stale(self) -> bool:
@@ -197,7 +197,7 @@ class Session(WorkerState):
 
     def rewind(self) -> None:
         """Let the worker begin again in the mode of this job, and close."""
-        self.tell(Kind.REWIND, {"mode": written(self.store.mode)})
+        self.tell(Kind.REWIND, {"mode": format_mode(self.store.mode)})
         self.hang_up()
 
     def hang_up(self) -> None:
@@ -452,7 +452,7 @@ def admit_worker(session: Session, old: Session | None) -> Wants[None]:
         session.hang_up()
         return
     together = store.mode.rewinds_together and store.phase is Phase.SERVING
-    if (together and int(session.hello.get("restore_id", 0)) != store.restore_id) or session.mode != written(store.mode):
+    if (together and int(session.hello.get("restore_id", 0)) != store.restore_id) or session.mode != format_mode(store.mode):
         session.rewind()
         return
     session.join()

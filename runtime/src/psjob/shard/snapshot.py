@@ -33,7 +33,7 @@ from psjob.process import supervise
 from psjob.process.supervise import ThreadPulse
 from psjob.protocol.messages import MemoryReady, Prepare, SnapshotVoided, SnapshotWritten, furthest_of
 from psjob.protocol.shard import events as e
-from psjob.protocol.shard.events import Hold
+from psjob.protocol.shard.events import HoldBlocks
 from psjob.shard.block import ParameterBlock
 from psjob.shard.snapshot_memory import BackgroundThrottle, BlockSnapshot, SnapshotBuffer, Voided, room
 from psjob.shard.store import Store
@@ -111,7 +111,7 @@ log = logging.getLogger("psjob.shard")
 
 
 @dataclass(frozen=True)
-class Job:
+class SnapshotTask:
     """What is written of one snapshot, and from which term. `rows` is the admission table."""
 
     snapshot: int
@@ -128,11 +128,11 @@ class Snapshots:
     def __init__(self, store: Store, folder: Path, thread: DiskThread, post: Callable[[e.Event], None]) -> None:
         self._store, self._folder, self._disk, self._post = store, folder, thread, post
         self._lock = threading.Lock()
-        self._held: Hold | None = None
+        self._held: HoldBlocks | None = None
         self._pins: list[BlockSnapshot] = []
         self._spare = SnapshotBuffer({})
         self._table: Mapping[str, Any] = {}
-        self._job: Job | None = None
+        self._job: SnapshotTask | None = None
         self._bases: dict[int, Base] = {}
         """By snapshot: the newest one that was committed, as far as this shard was told, and the one written after it."""
         self._base = EMPTY
@@ -149,7 +149,7 @@ class Snapshots:
 
         supervise.start_thread(warm, "spare")
 
-    def hold(self, order: Hold) -> None:
+    def hold(self, order: HoldBlocks) -> None:
         """Hold every block and table when it comes to the step, or now.
 
         What has not changed since the snapshot `base` is named where it lies.
@@ -195,7 +195,7 @@ class Snapshots:
                 self._post(e.GaveUp(snapshot))
                 return
             pins = sorted(self._pins, key=lambda pin: pin.index)
-            job = self._job = Job(snapshot, self._store.term, pins, self._base, self._table, Transfer(0))
+            job = self._job = SnapshotTask(snapshot, self._store.term, pins, self._base, self._table, Transfer(0))
         self._disk.put(lambda: self._save(job))
 
     def restored(self, files: Mapping[int, str]) -> None:
@@ -235,7 +235,7 @@ class Snapshots:
             self._spare = SnapshotBuffer(sizes)
         return self._spare, changed
 
-    def _table_now(self, order: Hold) -> Mapping[str, Any]:
+    def _table_now(self, order: HoldBlocks) -> Mapping[str, Any]:
         """The admission table of a snapshot that is held now; of one at a step it is known when all have come there."""
         if order.step >= 0:
             return {}
@@ -275,7 +275,7 @@ class Snapshots:
         if whole:
             self._post(e.Held(snapshot))
 
-    def _whole(self, order: Hold) -> bool:
+    def _whole(self, order: HoldBlocks) -> bool:
         """Is everything held? Then the admission table of that moment is too."""
         if len(self._pins) < len(self._store.cells) or not self._rows.complete():
             return False
@@ -285,7 +285,7 @@ class Snapshots:
 
     # -- files, in the disk thread -------------------------------------------------------------
 
-    def _save(self, job: Job) -> None:
+    def _save(self, job: SnapshotTask) -> None:
         """Write the files and tell what came of it, once nothing is held for the snapshot any more: the next one may begin at once."""
         try:
             told = self._came(job)
@@ -299,7 +299,7 @@ class Snapshots:
                     self._held, self._pins = None, []
         self._post(told)
 
-    def _came(self, job: Job) -> e.Event:
+    def _came(self, job: SnapshotTask) -> e.Event:
         try:
             written = self._written(job)
             job.transfer.check()
@@ -310,7 +310,7 @@ class Snapshots:
             return self._failed(job, problem)
         return written
 
-    def _written(self, job: Job) -> SnapshotWritten:
+    def _written(self, job: SnapshotTask) -> SnapshotWritten:
         """Write the files; what the coordinator is told. Raises CheckpointProblem, Voided, Stopped."""
         began = time.monotonic()
         stem = f"v{job.term:06d}-c{job.snapshot:06d}" + contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
@@ -348,7 +348,7 @@ class Snapshots:
         complete = tuple(row["complete"] for row in job.rows.values())
         return SnapshotWritten(self._store.index, job.snapshot, content, furthest_of(content), complete, left)
 
-    def _failed(self, job: Job, problem: CheckpointProblem) -> e.Failed:
+    def _failed(self, job: SnapshotTask, problem: CheckpointProblem) -> e.Failed:
         """What was written of the snapshot goes; the sentence says how much room it needs, where there is too little."""
         log.warning("checkpoint not written: %s", problem)
         left = self._remove(job.snapshot)
@@ -369,7 +369,7 @@ class Snapshots:
         part = contract.SHARD_PART.format(shard=self._store.index, attempt=self._store.attempt)
         mine = re.compile(rf"v\d+-c{snapshot:06d}{part}[.-].*")
         try:
-            disk.remove(self._folder, [name for name in disk.names_in(self._folder) if mine.fullmatch(name)])
+            disk.remove_files(self._folder, [name for name in disk.names_in(self._folder) if mine.fullmatch(name)])
         except CheckpointProblem as problem:
             return str(problem)
         return None

@@ -29,7 +29,7 @@ from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
 from psjob.rules.base import BlockState, Rule
 from psjob.shard.deduplication import taken_by
-from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE, STATE, WEIGHTS, Held, Keeping
+from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE, STATE, WEIGHTS, Keeping, LeftMemory
 from psjob.shard.push_metrics import Counters
 from psjob.wire.shared_memory import Region, whole_pages
 
@@ -39,7 +39,7 @@ class Outliving:
 
     def __init__(self, keeping: Keeping | None) -> None:
         self._keeping = keeping
-        self.found: Held | None = None
+        self.found: LeftMemory | None = None
         """What a process before this one has left, until it is taken up."""
 
     @property

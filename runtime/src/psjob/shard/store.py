@@ -24,7 +24,7 @@ from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_orde
 from psjob.shard.block import ParameterBlock
 from psjob.shard.coordinated_updates import ClipNorms, CoordinatedUpdates
 from psjob.shard.deduplication import Admission, Verdict
-from psjob.shard.keeper import Held
+from psjob.shard.keeper import LeftMemory
 from psjob.shard.pending import Gradient, MetadataCache, PendingPush, PushMetadata, Received, Replies, StalenessBound, Waiter
 from psjob.shard.progress import ShardProgress, room_problem
 from psjob.shard.push_metrics import Counters, DifferingPushes, NonFinitePushes, PushNorms, PushSamples, StalenessMetrics, watch
@@ -183,11 +183,11 @@ class Store(ShardProgress):
 
     # -- for a process after this one ----------------------------------------------------------
 
-    def take_up(self, held: Held) -> dict[str, Any]:
+    def take_up(self, held: LeftMemory) -> dict[str, Any]:
         """Continue with what a process before this one has left in memory; what it said of itself. Raises Untaken if that cannot be."""
         _, state = held.regions
         said = told(state)
-        self.mode, self.restored_by = modes.read(said["mode"]), int(said["restored_by"])
+        self.mode, self.restored_by = modes.parse_mode(said["mode"]), int(said["restored_by"])
         self.outliving.found = held
         self._lay_out(Layout.from_json(said["layout"]), str(said["rule"]), ())
         if self.kept is None or self.kept.region is not state:
@@ -246,7 +246,7 @@ class Store(ShardProgress):
     def _said(self) -> dict[str, Any]:
         assert self.layout is not None
         return {
-            "layout": self.layout.to_json(), "rule": self.rule_name, "mode": modes.written(self.mode), "term": self.term,
+            "layout": self.layout.to_json(), "rule": self.rule_name, "mode": modes.format_mode(self.mode), "term": self.term,
             "restore_id": self.restore_id, "restored_by": self.restored_by,
         }  # fmt: skip
 

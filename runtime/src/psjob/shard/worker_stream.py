@@ -19,7 +19,7 @@ from psjob.codecs import Codec, CodecError, CodecKey
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.protocol.messages import ShardMessage
 from psjob.shard.block import ParameterBlock
 from psjob.shard.pending import MOST_NAMED, Gradient, Lent, ServedState, Waiter
@@ -36,7 +36,7 @@ _spares = memory.Spares()
 
 
 @dataclass
-class JobState:
+class ShardJobFacts:
     """What a shard knows of the whole job, which holds for all its workers."""
 
     snapshot_step: int = -1
@@ -53,10 +53,10 @@ class JobState:
 class ShardContext:
     """What the streams of workers have of their shard. `answer` carries a word to the coordinator, wherever it runs."""
 
-    place: Place
+    place: ProcessContext
     run: bytes
     store: Store
-    job: JobState
+    job: ShardJobFacts
     broker: SharedMemoryBroker | None
     """Where workers of this host come for the memory that this shard lends."""
     tell: Callable[[ShardMessage], None]
@@ -206,7 +206,7 @@ def _moves(cell: ParameterBlock, waiter: Waiter) -> bool:
 class StreamCodecs:
     """`hello` is the worker's; `one_host`: the stream never leaves this machine. Used by the threads of all its lanes."""
 
-    def __init__(self, place: Place, rank: int, hello: dict[str, Any], one_host: bool) -> None:
+    def __init__(self, place: ProcessContext, rank: int, hello: dict[str, Any], one_host: bool) -> None:
         self._config, self._seed, self._rank = place.config.compression, place.config.seed, rank
         wanted = {self._config.push, self._config.pull}
         if contract.AUTO_CODEC in wanted:

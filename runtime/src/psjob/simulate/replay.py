@@ -156,7 +156,7 @@ class ServedJob(Protocol):
     @property
     def workers(self) -> int: ...
 
-    def place(self, rank: int) -> config.Place:
+    def place(self, rank: int) -> config.ProcessContext:
         """Where a worker of it stands."""
 
     def taken(self, pushes: int) -> bool:
@@ -236,7 +236,7 @@ class _Worker:
 
     def __init__(
         self,
-        place: config.Place,
+        place: config.ProcessContext,
         table: list[TensorSpec],
         rule: str,
         weights: torch.Tensor,
@@ -333,7 +333,7 @@ class Shards:
         self._keys = keys.fresh()
         self._processes = [self._start(index) for index in range(shards)]
 
-    def place(self, rank: int) -> config.Place:
+    def place(self, rank: int) -> config.ProcessContext:
         found = config.place(self._environment("worker", rank))
         assert found is not None
         return found
@@ -364,7 +364,7 @@ class Shards:
     def _environment(self, role: str, index: int) -> dict[str, str]:
         own = self.folder / f"{role}-{index}.keys"
         own.touch(0o600)
-        own.write_text(keys.written(self._keys, role, index, 1))
+        own.write_text(keys.process_key_file(self._keys, role, index, 1))
         number = contract.ENV_ATTEMPT if role == "shard" else contract.ENV_START
         return {
             contract.ENV_ROLE: role, contract.ENV_INDEX: str(index), contract.ENV_RUN: RUN, number: "1", contract.ENV_TERM: "1",

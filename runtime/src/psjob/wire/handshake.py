@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from psjob.contract import SHARD_NAME, WORKER_NAME
-from psjob.process.config import Encryption, Place
+from psjob.process.config import Encryption, ProcessContext
 from psjob.wire import auth
 from psjob.wire.auth import Peer, ShardIdentity, Tls
 from psjob.wire.event_loop import EventLoop, NonBlockingStream, Sending, Serve, nothing
@@ -151,7 +151,7 @@ KeyOf = Callable[[Peer, bytes], bytes]
 """The key of who dials, of that run. Raises WireError if no such process may."""
 
 
-def greet(stream: Stream, here: Place, index: int, seconds: float = HELLO_SECONDS, link: bytes | None = None) -> ShardIdentity:
+def greet(stream: Stream, here: ProcessContext, index: int, seconds: float = HELLO_SECONDS, link: bytes | None = None) -> ShardIdentity:
     """Prove to shard `index` that this process dials, and hear who answers. `link`: to worker `index`, with the key of that link.
 
     Raises StreamClosed, TimeoutError, WireError if it is not it, and Refused where this process was handed no key.

@@ -18,7 +18,7 @@ from psjob import codecs, contract
 from psjob.codecs import Codec, CodecKey
 from psjob.layout import memory
 from psjob.layout.blocks import Block, Layout
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Refused
 from psjob.wire.frame import Header, WireError
 
@@ -40,7 +40,7 @@ class SentBody:
 class WorkerCompression:
     """`push` and `pull` are names by shard; `auto` where the link is still being measured."""
 
-    def __init__(self, place: Place, layout: Layout) -> None:
+    def __init__(self, place: ProcessContext, layout: Layout) -> None:
         self._config = place.config.compression
         self._seed, self._rank = place.config.seed, place.index
         self._layout = layout

@@ -463,7 +463,7 @@ class ShardConnection:
             broken_rule = True
         finally:
             self._drop_lanes()
-        return e.StreamEnded(self.index, broken_rule)
+        return e.ShardStreamEnded(self.index, broken_rule)
 
     def _serve(self, stream: Stream) -> None:
         lane = WorkerLane(self, stream)
@@ -548,7 +548,7 @@ class ShardConnection:
         elif kind is Kind.WAITING:
             state.handle(e.ShardWaits.of(self.index, stream.recv_json(header)))
         elif kind is Kind.RECORD:
-            state.handle(e.RecordCame(header.clock, bytes(stream.recv_body(header, MAX_RECORD))))
+            state.handle(e.RecordReturned(header.clock, bytes(stream.recv_body(header, MAX_RECORD))))
         elif kind is Kind.RECORD_PIECE:
             self._record_piece(header, stream.recv_body(header, PIECE))
         elif kind is Kind.RECORD_HAS:
@@ -588,7 +588,7 @@ class ShardConnection:
         if code == "fenced" and type(start) is int:
             self.state.fenced_by = start
         if code in ("refused", "fenced"):
-            self.state.handle(e.Refused(code, message))
+            self.state.handle(e.WorkerRefused(code, message))
         else:
             log.warning("shard %d: %s", self.index, message)
 
@@ -627,7 +627,7 @@ class ShardConnection:
         with self.state.cond:
             whole = self.record.take(record, header.part, data)
         if whole is not None:
-            self.state.handle(e.RecordCame(record.clock, whole))
+            self.state.handle(e.RecordReturned(record.clock, whole))
 
     def _applied(self, header: Header) -> None:
         """A shard has applied the rows of a push."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from psjob.modes.stages import ASKS as ASKS_CUTS
 from psjob.modes.stages import ChosenCuts
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.protocol.records import ASKS, BEFORE
-from psjob.protocol.worker.machine import newest
+from psjob.protocol.worker.machine import newest_attempt
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError, run_digest
 from psjob.wire.handshake import greet
@@ -33,7 +33,7 @@ class NotMet(Exception):
 
 
 def meet_workers(
-    place: Place, point: str, said: str, check: Callable[[], None], waits: bool = True, first: bool = False
+    place: ProcessContext, point: str, said: str, check: Callable[[], None], waits: bool = True, first: bool = False
 ) -> list[str] | None:
     """What each worker has said at this point, by rank, once all are there; with `first`, once rank 0 is there, what that has said.
 
@@ -65,7 +65,7 @@ def meet_workers(
             log.warning("waiting for worker %s at %s", ", ".join(map(str, answer["missing"][:8])), point)
 
 
-def _asked(place: Place, question: dict[str, object], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+def _asked(place: ProcessContext, question: dict[str, object], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """The answer of shard 0 to one question. Raises StreamClosed, TimeoutError and WireError if no shard 0 of this run answers."""
     stream = newest_process(place, 0)
     try:
@@ -89,7 +89,7 @@ class NoCuts(Exception):
     """None came in time. The message says who was waited for."""
 
 
-def agreed(place: Place, choose: Callable[[], ChosenCuts]) -> ChosenCuts:
+def agreed(place: ProcessContext, choose: Callable[[], ChosenCuts]) -> ChosenCuts:
     """The cuts of the job, which are the same for all its workers and all their starts.
 
     Worker 0 calls `choose` where none are kept. Raises NoCuts after `place.config.connect_seconds` in which it had nothing to do but to
@@ -122,7 +122,7 @@ def agreed(place: Place, choose: Callable[[], ChosenCuts]) -> ChosenCuts:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _asked_cuts(place: Place, offer: ChosenCuts | None) -> ChosenCuts | None:
+def _asked_cuts(place: ProcessContext, offer: ChosenCuts | None) -> ChosenCuts | None:
     """The cuts that shard 0 keeps; None: it has none yet. Raises as `_asked`."""
     body = _asked(place, {"asks": ASKS_CUTS, **({} if offer is None else offer.to_json())}, CUTS_ANSWER_SECONDS)
     try:
@@ -134,7 +134,7 @@ def _asked_cuts(place: Place, offer: ChosenCuts | None) -> ChosenCuts | None:
 DIAL_SECONDS = 3.0
 
 
-def newest_process(place: Place, index: int) -> Stream:
+def newest_process(place: ProcessContext, index: int) -> Stream:
     """A stream to the newest process that proves to be shard `index`, of all addresses of its name.
 
     Raises StreamClosed or TimeoutError if no shard answers, WireError if only such answer as cannot prove to be that shard.
@@ -156,7 +156,7 @@ def newest_process(place: Place, index: int) -> Stream:
             found.append(((standing.term, standing.attempt), stream))
     if not found:
         raise unproven or closed
-    chosen = found[newest([told for told, _ in found])][1]
+    chosen = found[newest_attempt([told for told, _ in found])][1]
     for _, stream in found:
         if stream is not chosen:
             stream.close()

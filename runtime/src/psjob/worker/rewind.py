@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from psjob import contract
-from psjob.process import forkserver, forkwaiter, startup, system
-from psjob.process.config import Place
+from psjob.process import fork_waiter, forkserver, startup, system
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Refused
 from psjob.process.system import end_children
 
@@ -187,7 +187,7 @@ def start_again(rewinds: int, mode: str = "", more: Mapping[str, str] | None = N
     if forks and _server is not None:
         fd = _server[1].fileno()
         os.set_inheritable(fd, True)
-        words = [sys.executable, "-I", "-S", str(Path(forkwaiter.__file__)), str(fd), *words]
+        words = [sys.executable, "-I", "-S", str(Path(fork_waiter.__file__)), str(fd), *words]
     os.execve(sys.executable, words, environment)
 
 
@@ -260,7 +260,7 @@ _held: socket.socket | None = None
 """By its name this process holds its place."""
 
 
-def claim_place(place: Place) -> None:
+def claim_place(place: ProcessContext) -> None:
     """Hold this place in the job until this process ends or begins again.
 
     Nothing is held where sockets have no abstract names, as on macOS, and for a place that no file describes.

@@ -27,12 +27,12 @@ import torch
 from psjob import rules
 from psjob.layout.blocks import Block, Layout, TensorSpec
 from psjob.layout.packing import Pack, Packs
-from psjob.modes import written
+from psjob.modes import format_mode
 from psjob.process import supervise
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Refused
 from psjob.protocol.worker import events as e
-from psjob.protocol.worker.machine import Ending
+from psjob.protocol.worker.machine import WorkerEnding
 from psjob.rules.base import BlockState, Hyperparameters, WorkerHalf
 from psjob.tables import TableSpec
 from psjob.wire import shared_memory
@@ -59,7 +59,7 @@ class WorkerSession:
 
     def __init__(
         self,
-        place: Place,
+        place: ProcessContext,
         table: Sequence[TensorSpec],
         rule: str,
         aliases: Mapping[str, str],
@@ -112,7 +112,7 @@ class WorkerSession:
         `hyperparameters` are the rule's, a parameter group each: what a worker is sent may depend on them.
         """
         machine, self._parameters = self.machine, parameters
-        self.handle(e.Started())
+        self.handle(e.JoinAsked())
         self.wait(lambda: machine.joined or machine.init > 0, "the coordinator")
         while not machine.joined:
             asked = self._begin_run(initial)
@@ -277,7 +277,7 @@ class WorkerSession:
 
     def _carry_out(self, action: e.Action, packs: Packs | None) -> None:
         match action:
-            case e.Dial():
+            case e.DialShard():
                 self.links[action.link].dial(action.seconds)
             case e.Send():
                 header = self.header(action.kind, clock=action.clock, request=action.request)
@@ -296,7 +296,7 @@ class WorkerSession:
                 self.links[action.link].resend(action.header)
             case e.AskRows():
                 self.rows.again(self.links[action.link])
-            case e.Store():
+            case e.StoreWeights():
                 self._store(self.links[action.link], packs or self.exchange.make_packs())
             case e.Log():
                 log.log(logging.getLevelName(action.level), "%s", action.text)
@@ -313,7 +313,7 @@ class WorkerSession:
         body: dict[str, Any] = {
             "role": "worker", "codecs": codecs.offered(),
             "transports": self.transports, "rowTransports": self.row_transports, "slots": SLOTS,
-            "layout": self.layout.digest(), "mode": written(self.mode),
+            "layout": self.layout.digest(), "mode": format_mode(self.mode),
             "push": codecs.push[link.index], "pull": codecs.pull[link.index],
         } | self.machine.hello(link.index)  # fmt: skip
         if link.index == 0:
@@ -426,7 +426,7 @@ class WorkerSession:
     def _end(self, ending: SessionEnd) -> None:
         """Note an ending that no shard told."""
         with self.cond:
-            self.machine.ending = self.machine.ending or Ending(ending.how, ending.message)
+            self.machine.ending = self.machine.ending or WorkerEnding(ending.how, ending.message)
             self.cond.notify_all()
 
     def _forget_streams(self) -> None:

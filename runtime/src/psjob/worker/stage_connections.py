@@ -285,7 +285,7 @@ class StageConnections:
 
     def give(self, key: Key, value: Any) -> None:
         """Give a neighbour what was made of a micro-batch. Raises ValueError for what cannot be sent."""
-        payload = Payload(*structures.write(value))
+        payload = Payload(*structures.encode_structure(value))
         with self.state.cond:
             actions = self._exchange().give(key, payload)
         self._carry_out(actions)
@@ -471,7 +471,7 @@ class StageConnections:
         place = memory.view(body)
         yield from stream.payload(header, [head, place])
         self._copied(stream, header)
-        value = structures.read(head, place)
+        value = structures.decode_structure(head, place)
         with state.cond:
             exchange.came(rank, key, value)
             state.cond.notify_all()

@@ -24,7 +24,7 @@ import torch
 from psjob.layout.blocks import Block, Layout, TensorSpec
 from psjob.modes import of as mode_of
 from psjob.process import system
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import WorkerMachine
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, run_digest
@@ -44,7 +44,7 @@ class SessionState:
 
     def __init__(
         self,
-        place: Place,
+        place: ProcessContext,
         table: Sequence[TensorSpec],
         rule: str,
         handle: Callable[[e.Event], None],

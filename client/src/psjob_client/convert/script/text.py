@@ -72,7 +72,7 @@ class Names:
                 yield name, meant
 
 
-class Overlap(ValueError):
+class OverlappingEdits(ValueError):
     """Two edits overlap in part."""
 
     def __init__(self, at: int) -> None:
@@ -245,7 +245,7 @@ def applied(text: Text, edits: Iterable[Edit]) -> str:
     made, at = [], 0
     try:
         kept = outermost(edits)
-    except Overlap as overlap:
+    except OverlappingEdits as overlap:
         line = text.raw[: overlap.at].count(b"\n") + 1
         raise BadInput(f"line {line}: psjob could not convert it, as two of its edits meet there; {BY_HAND}") from None
     for edit in kept:
@@ -262,7 +262,7 @@ def outermost(edits: Iterable[Edit]) -> list[Edit]:
         if last is None or edit.start >= last.end:
             kept.append(edit)
         elif edit.end > last.end:
-            raise Overlap(edit.start)
+            raise OverlappingEdits(edit.start)
         elif edit.start == edit.end and edit.text.endswith("\n") and (not last.text or last.text.endswith("\n")):
             kept[-1] = Edit(last.start, last.end, last.text + edit.text)
     return kept

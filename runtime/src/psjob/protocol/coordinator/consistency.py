@@ -320,10 +320,10 @@ class Alike:
                 del self._told[old]
         if known is None or known[0] == rank:
             return None
-        return difference(*sorted([known, (rank, told)], key=lambda each: each[0]))
+        return data_difference(*sorted([known, (rank, told)], key=lambda each: each[0]))
 
 
-def difference(one: tuple[int, Told], other: tuple[int, Told]) -> Difference | None:
+def data_difference(one: tuple[int, Told], other: tuple[int, Told]) -> Difference | None:
     """What two workers, a rank and its data each, read otherwise."""
     (lower, a), (higher, b) = one, other
     who = f"worker {higher}"

@@ -12,9 +12,9 @@ knows what is answered; for any other number it asks anew.
 from __future__ import annotations
 
 from psjob import contract, modes
-from psjob.modes import Bounded, ServedMode, written
+from psjob.modes import Bounded, ServedMode, format_mode
 from psjob.protocol.coordinator import checkpoints, events
-from psjob.protocol.coordinator.events import CheckpointFacts, Stream
+from psjob.protocol.coordinator.events import CheckpointFacts, StreamFacts
 from psjob.protocol.coordinator.members import State
 from psjob.protocol.coordinator.schedule import Snapshot
 from psjob.protocol.coordinator.state import CoordinatorState
@@ -137,7 +137,7 @@ def already_over(state: CoordinatorState) -> None:
     state.ending.quit_at = state.now + FINISHED_SECONDS
 
 
-def came_back(state: CoordinatorState, stream: Stream) -> None:
+def came_back(state: CoordinatorState, stream: StreamFacts) -> None:
     """A worker has heard that the run is over: others may be on their way. The wait is not renewed by a process that came before."""
     if (stream.rank, stream.incarnation) not in state.ending.back:
         state.ending.back.add((stream.rank, stream.incarnation))
@@ -175,7 +175,7 @@ def take_mode_of(state: CoordinatorState, made: CheckpointFacts) -> None:
     state.change.request = made.request if made.folder == state.job.folder else None
     allowed = contract.GOES_ON.get(made.mode)
     if allowed is not None and (state.change.wish.name not in allowed or _fixed(state, made.rule)):
-        _take(state, modes.read(made.mode))
+        _take(state, modes.parse_mode(made.mode))
 
 
 def look_at_config(state: CoordinatorState) -> None:
@@ -205,7 +205,7 @@ def wished(state: CoordinatorState, event: events.ModeWished) -> None:
     change.wish = event.mode
     if event.mode != state.mode and next_mode(state) is None:
         why = _fixed(state, state.rule) or "it is fixed while a job runs"
-        state.log("warning", f"training.mode {written(event.mode)} is asked for; the job stays {written(state.mode)}: {why}")
+        state.log("warning", f"training.mode {format_mode(event.mode)} is asked for; the job stays {format_mode(state.mode)}: {why}")
     _request(state)
 
 
@@ -219,9 +219,9 @@ def change_mode(state: CoordinatorState, snapshot: Snapshot, made: CheckpointFac
     mode = next_mode(state)
     if mode is None or snapshot.final or snapshot.stop or not state.open:
         return None
-    before = written(state.mode)
+    before = format_mode(state.mode)
     _take(state, mode)
-    return f"from step {made.step} on the mode is {written(mode)}, it was {before}"
+    return f"from step {made.step} on the mode is {format_mode(mode)}, it was {before}"
 
 
 def next_mode(state: CoordinatorState) -> ServedMode | None:

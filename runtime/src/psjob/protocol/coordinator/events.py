@@ -110,7 +110,7 @@ class CheckpointFacts:
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamFacts:
     """A worker's stream to shard 0: whose it is, and what its hello says. `id` is given once in the life of a process."""
 
     id: int
@@ -119,7 +119,7 @@ class Stream:
     fresh: bool
     """This process has no place in the job yet."""
     mode: str
-    """The one that its process runs, as `modes.written` writes it."""
+    """The one that its process runs, as `modes.format_mode` writes it."""
     restore_id: int = 0
     """The newest restore that this process has come through."""
     rule: str = ""
@@ -171,11 +171,11 @@ class StopAsked:
 class WorkerHello:
     """A worker says hello on a new stream."""
 
-    stream: Stream
+    stream: StreamFacts
 
 
 @dataclass(frozen=True)
-class StreamEnded:
+class WorkerStreamEnded:
     """A worker's stream is gone."""
 
     stream: int
@@ -200,7 +200,7 @@ class RecordCame:
 
 
 @dataclass(frozen=True)
-class Marked:
+class WorkerMarked:
     """A worker stands before `clock` and holds its pushes for `snapshot`."""
 
     stream: int
@@ -343,7 +343,7 @@ def _size(value: Any) -> int | None:
 
 
 @dataclass(frozen=True)
-class TookUp:
+class ShardRestartedFromKeeper:
     """Before Started: shard 0's process continues from the memory of one of the same attempt, which served its part of `layout`.
 
     `workers` are how far each rank was there, and `snapshot` is the highest number that was given to one. `clip`: the order to clip that
@@ -484,9 +484,10 @@ class ModeWished:
 
 Event = (
     Started | Tick | StepPassed | StopAsked
-    | WorkerHello | StreamEnded | NotJoined | RecordCame | Marked | WorkerLeft | Reported | CheckpointAsked | WorkerStops | Heartbeat
+    | WorkerHello | WorkerStreamEnded | NotJoined | RecordCame | WorkerMarked | WorkerLeft | Reported | CheckpointAsked | WorkerStops
+    | Heartbeat
     | InputsSeen | DataSeen | StepLost | Measured | DigestCame
-    | TookUp | ShardHello | ShardAnnounced | ShardLost | messages.ShardMessage
+    | ShardRestartedFromKeeper | ShardHello | ShardAnnounced | ShardLost | messages.ShardMessage
     | TermClaimed | TermUnclaimed | ClaimSeen | TermFenced | NewestRead | ManifestCommitted | ManifestUncommitted
     | RoomMeasured | ModeWished
 )  # fmt: skip
@@ -518,7 +519,7 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class HangUp:
+class CloseWorkerStream:
     """Close a worker's stream once its messages have been sent."""
 
     stream: int
@@ -676,7 +677,7 @@ class LeaveFenced:
 
 
 Action = (
-    Log | Tell | HangUp | Welcome | Introduce | WishRecords | Order
+    Log | Tell | CloseWorkerStream | Welcome | Introduce | WishRecords | Order
     | ClaimTerm | LookForClaim | ReadNewest | CommitSnapshot | SweepOrphans | MeasureRoom | ReadWish
     | Leave | LeaveFenced
 )  # fmt: skip

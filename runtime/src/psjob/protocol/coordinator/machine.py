@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from psjob.modes import written
+from psjob.modes import format_mode
 from psjob.protocol import messages
 from psjob.protocol.coordinator import checkpoints, ending, events, membership, recovery, updates
 from psjob.protocol.coordinator.consistency import Told
-from psjob.protocol.coordinator.events import Action, Event, JobFacts, Stream, Tell
+from psjob.protocol.coordinator.events import Action, Event, JobFacts, StreamFacts, Tell
 from psjob.protocol.coordinator.members import Member
 from psjob.protocol.coordinator.state import CoordinatorState
 from psjob.wire.frame import Kind
@@ -43,7 +43,7 @@ class Coordinator:
         state = self.state
         clock = min(member.clock for member in state.members.all.values()) if state.mode.decided else None
         return state.progress.status(wall, clock) | {
-            "mode": written(state.mode),
+            "mode": format_mode(state.mode),
             "workers": state.members.status(),
             "waiting": recovery.reason(state, now),
             "state": state.phase,
@@ -89,7 +89,7 @@ def _tick(state: CoordinatorState, event: events.Tick) -> None:
 
 def _of_process(state: CoordinatorState, event: Event) -> None:
     match event:
-        case events.TookUp():
+        case events.ShardRestartedFromKeeper():
             recovery.take_up(state, event)
         case events.Started():
             recovery.start(state)
@@ -184,14 +184,14 @@ def _of_worker(state: CoordinatorState, event: Event) -> bool:
     match event:
         case events.WorkerHello(stream):
             _hello(state, stream)
-        case events.StreamEnded(ended):
+        case events.WorkerStreamEnded(ended):
             member = state.members.ended(ended)
             if member is not None:
                 checkpoints.stream_ended(state, member)
         case events.NotJoined():
             membership.not_joined(state, event)
         case (
-            events.RecordCame() | events.Marked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
+            events.RecordCame() | events.WorkerMarked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
             | events.WorkerStops() | events.Heartbeat() | events.InputsSeen() | events.StepLost() | events.Measured()
             | events.DigestCame() | events.DataSeen()
         ):  # fmt: skip
@@ -204,7 +204,7 @@ def _of_worker(state: CoordinatorState, event: Event) -> bool:
     return True
 
 
-def _hello(state: CoordinatorState, stream: Stream) -> None:
+def _hello(state: CoordinatorState, stream: StreamFacts) -> None:
     newest = state.members[stream.rank].incarnation
     if stream.incarnation < newest:
         if stream.fresh and stream.incarnation[0] == newest[0]:  # no process of its start came after it: it has missed a restore
@@ -212,7 +212,7 @@ def _hello(state: CoordinatorState, stream: Stream) -> None:
             return
         problem = f"worker {stream.rank}: a newer process of this rank is here"
         state.emit(Tell(stream.id, Kind.ERROR, {"code": "fenced", "error": problem, "start": newest[0]}))
-        state.emit(events.HangUp(stream.id))
+        state.emit(events.CloseWorkerStream(stream.id))
         return
     if stream.incarnation > newest:
         membership.heartbeat(state, stream.rank)
@@ -225,7 +225,7 @@ def _hello(state: CoordinatorState, stream: Stream) -> None:
 
 def _said(state: CoordinatorState, member: Member, event: Event) -> None:
     rank, progress = member.rank, state.progress
-    if isinstance(event, events.RecordCame | events.Marked | events.Heartbeat):
+    if isinstance(event, events.RecordCame | events.WorkerMarked | events.Heartbeat):
         membership.heartbeat(state, rank)
     match event:
         case events.RecordCame(_, clock, record, idle):
@@ -235,7 +235,7 @@ def _said(state: CoordinatorState, member: Member, event: Event) -> None:
             if idle is not None:
                 member.idle = idle
             checkpoints.record_came(state, member, clock, record)
-        case events.Marked(_, number, clock):
+        case events.WorkerMarked(_, number, clock):
             checkpoints.marked(state, member, number, clock)
         case events.WorkerLeft(_, clock):
             state.members.left(rank, clock)

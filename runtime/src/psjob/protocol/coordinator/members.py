@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from psjob.protocol.coordinator.events import Stream, WorkerFacts
+from psjob.protocol.coordinator.events import StreamFacts, WorkerFacts
 
 KEPT_RECORDS = 2
 """A worker's open clock and the one before: all that it can be placed at. A snapshot in flight keeps one more; a decided mode keeps
@@ -41,7 +41,7 @@ class Member:
     passes_again: int = 0
     """Passes over its data that its scripts have run through again."""
     records: dict[int, bytes] = field(default_factory=dict)
-    stream: Stream | None = None
+    stream: StreamFacts | None = None
     """The newest one that it said hello on."""
     here: bool = False
     """Is that stream there?"""
@@ -89,7 +89,7 @@ class Members:
         """Whose newest stream that is."""
         return self._by_stream.get(stream)
 
-    def came(self, stream: Stream) -> Member:
+    def came(self, stream: StreamFacts) -> Member:
         """A process says hello on a new stream, which takes the place of the one before."""
         member = self.all[stream.rank]
         if member.stream is not None:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from psjob.layout.blocks import TensorSpec
-from psjob.modes import written
+from psjob.modes import format_mode
 from psjob.protocol import messages
 from psjob.protocol.coordinator import checkpoints, events, updates
-from psjob.protocol.coordinator.events import Stream
+from psjob.protocol.coordinator.events import StreamFacts
 from psjob.protocol.coordinator.members import Member, State
 from psjob.protocol.coordinator.state import CoordinatorState, Question
 from psjob.protocol.messages import Bound, ShardPosition, Where
@@ -36,15 +36,15 @@ LOOK_SECONDS = 0.25
 # -- who is let in -----------------------------------------------------------------------------------
 
 
-def is_behind(state: CoordinatorState, stream: Stream) -> bool:
+def is_behind(state: CoordinatorState, stream: StreamFacts) -> bool:
     """Is a worker of another mode, or of what a restore has undone? One that was out of reach then must begin again too."""
     if stream.incarnation < state.fences.get(stream.rank, (0, 0)):
         return True
     missed = not stream.fresh and stream.restore_id != state.restore_id
-    return (missed and state.mode.rewinds_together) or stream.mode != written(state.mode)
+    return (missed and state.mode.rewinds_together) or stream.mode != format_mode(state.mode)
 
 
-def refuse(state: CoordinatorState, stream: Stream) -> bool:
+def refuse_mismatch(state: CoordinatorState, stream: StreamFacts) -> bool:
     """Has a worker another model or rule than the job? Then it gets that answer."""
     problem = stream.problem or _difference(state, stream)
     if problem:
@@ -52,7 +52,7 @@ def refuse(state: CoordinatorState, stream: Stream) -> bool:
     return problem is not None
 
 
-def _difference(state: CoordinatorState, stream: Stream) -> str | None:
+def _difference(state: CoordinatorState, stream: StreamFacts) -> str | None:
     table: tuple[TensorSpec, ...] = () if state.layout is None else state.layout.table
     tables, rule = state.tables, state.rule
     if not (table or tables) and state.source is not None:
@@ -60,7 +60,7 @@ def _difference(state: CoordinatorState, stream: Stream) -> str | None:
     if not (table or tables):
         return None
     return (
-        difference(stream.rank, table, stream.table)
+        first_difference(stream.rank, table, stream.table)
         or table_difference(stream.rank, tables, stream.tables)
         or rule_difference(stream.rank, rule, rule_for(stream.rule, state.job.update_at))
     )
@@ -77,7 +77,7 @@ class _Known:
     complete: int
 
 
-def join(state: CoordinatorState, stream: Stream) -> str | None:
+def join(state: CoordinatorState, stream: StreamFacts) -> str | None:
     """Training is on: a process that knows its place continues at once, a fresh one is placed first. `ask` follows.
 
     Returns why all must go back for it, if they must.
@@ -97,7 +97,7 @@ def join(state: CoordinatorState, stream: Stream) -> str | None:
     return None
 
 
-def opened(state: CoordinatorState) -> dict[int, Stream]:
+def opened(state: CoordinatorState) -> dict[int, StreamFacts]:
     """Training begins, or continues: questions of before are void, and what all shards told when they were restored answers new ones.
 
     Returns who waits for the answer to an older one.
@@ -228,7 +228,7 @@ def not_joined(state: CoordinatorState, event: events.NotJoined) -> None:
         member.welcomed, member.joined_in = False, -1
         # No successor: a restore came before it was placed, so it comes again, with rewinds + 1.
         state.emit(events.Tell(event.stream, Kind.REWIND))
-    state.emit(events.HangUp(event.stream))
+    state.emit(events.CloseWorkerStream(event.stream))
 
 
 def doubted(state: CoordinatorState, event: messages.AckedDoubted) -> None:
@@ -356,7 +356,7 @@ def rule_difference(rank: int, rule: str, theirs: str) -> str | None:
     )
 
 
-def difference(rank: int, table: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:
+def first_difference(rank: int, table: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str | None:
     """The first tensor in which a worker's table differs from the job's, as a sentence."""
     if table == theirs:
         return None

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 
 from psjob import contract
 from psjob.layout.blocks import Layout
-from psjob.modes import written
+from psjob.modes import format_mode
 from psjob.protocol import messages
 from psjob.protocol.coordinator import checkpoints, ending, events, membership, updates
-from psjob.protocol.coordinator.events import CheckpointFacts, Stream
+from psjob.protocol.coordinator.events import CheckpointFacts, StreamFacts
 from psjob.protocol.coordinator.state import CoordinatorState, ShardPeer
 from psjob.protocol.messages import Adopt, Fence, Finish, Open, Order, Restore, SetUp
 from psjob.wire.frame import Kind
@@ -41,7 +41,7 @@ TRIES = 3
 # -- reading: claim the term, find the newest checkpoint ---------------------------------------------
 
 
-def take_up(state: CoordinatorState, event: events.TookUp) -> None:
+def take_up(state: CoordinatorState, event: events.ShardRestartedFromKeeper) -> None:
     """Shard 0 serves already, from memory. If all others serve the same, to them only a stream broke."""
     state.taken = event
     state.term, state.restore_id = max(state.term, event.term), max(state.restore_id, event.restore_id)
@@ -55,10 +55,10 @@ def start(state: CoordinatorState) -> None:
     state.since, taken = state.now, state.taken
     restore_id, mode = (0, "") if taken is None else (taken.restore_id, taken.mode)
     state.peers[0] = ShardPeer(0, state.job.attempt, taken is not None, restore_id, mode, 0)
-    claim(state)
+    claim_current_term(state)
 
 
-def claim(state: CoordinatorState) -> None:
+def claim_current_term(state: CoordinatorState) -> None:
     """Claim the present term."""
     state.search.claim_at, state.search.claimed = None, False
     state.emit(events.ClaimTerm(state.term))
@@ -280,7 +280,7 @@ def shard_came(state: CoordinatorState, hello: events.ShardHello) -> None:
 
 def _missed(state: CoordinatorState, index: int, peer: ShardPeer) -> Sequence[Order] | None:
     """The orders that a shard which serves has lost with its stream; None: only a restore brings it to where the others are."""
-    if not peer.serving or (state.mode.rewinds_together and peer.restore_id != state.restore_id) or peer.mode != written(state.mode):
+    if not peer.serving or (state.mode.rewinds_together and peer.restore_id != state.restore_id) or peer.mode != format_mode(state.mode):
         return None
     return updates.missed(state, index, peer.carried)
 
@@ -305,7 +305,7 @@ def shard_lost(state: CoordinatorState, index: int, link: int) -> None:
 def _rise(state: CoordinatorState, term: int) -> None:
     state.term = term
     state.restore_id = max(state.restore_id, term << 20)
-    claim(state)
+    claim_current_term(state)
 
 
 # -- fresh, initialising: a new run's first values -----------------------------------------------------
@@ -320,7 +320,7 @@ def ask_first_values(state: CoordinatorState) -> None:
         _initialise(state, stream)
 
 
-def _initialise(state: CoordinatorState, stream: Stream) -> None:
+def _initialise(state: CoordinatorState, stream: StreamFacts) -> None:
     checkpoints.drop(state, "rank 0 starts again")
     initialization = state.initialization
     initialization.asked_of = stream.id
@@ -330,7 +330,7 @@ def _initialise(state: CoordinatorState, stream: Stream) -> None:
     state.enter("initialising")
     state.done, state.only, state.initial = set(), set(range(state.job.shards)), b""
     initialization.setup += 1
-    state.order_all(SetUp(initialization.setup, stream.table, state.rule, state.term, written(state.mode), state.tables))
+    state.order_all(SetUp(initialization.setup, stream.table, state.rule, state.term, format_mode(state.mode), state.tables))
     assignment = list(state.assignment)
     body = {"init": True, "term": state.term, "clock": 0, "restore_id": state.restore_id, "assignment": assignment}
     state.emit(events.Welcome(stream.id, body, init=True))
@@ -388,7 +388,7 @@ def _restore(state: CoordinatorState, blank: set[int]) -> None:
 
 def _together(state: CoordinatorState) -> bool:
     """Must all shards be restored: in sync, after a change of mode, and where none serves?"""
-    peers, mode = state.peers.values(), written(state.mode)
+    peers, mode = state.peers.values(), format_mode(state.mode)
     other = any(p.serving and p.mode != mode for p in peers)
     return state.mode.rewinds_together or other or not any(p.serving for p in peers)
 
@@ -439,7 +439,7 @@ def _order_restores(state: CoordinatorState, found: CheckpointFacts) -> None:
     # What a lost shard had answered of a worker's open clock, this one may not have whole; nobody begins another without it.
     # Where shard 0 is restored too, or was before, its own clocks may lag behind.
     state.sure = 0 not in state.only and state.job.attempt == 1 and (bool(state.tables) or 0 in state.assignment)
-    order = Restore(state.term, state.restore_id, found.folder, found.name, written(state.mode), state.fences)
+    order = Restore(state.term, state.restore_id, found.folder, found.name, format_mode(state.mode), state.fences)
     for index, peer in state.peers.items():
         if index in state.only:
             peer.serving = False
@@ -484,18 +484,18 @@ def shard_unrestored(state: CoordinatorState, event: messages.Unrestored) -> Non
     search.gather_at = state.now + AGAIN_SECONDS
 
 
-def _serve_all(state: CoordinatorState, taken: events.TookUp, found: CheckpointFacts) -> bool:
+def _serve_all(state: CoordinatorState, taken: events.ShardRestartedFromKeeper, found: CheckpointFacts) -> bool:
     """Does every shard serve what shard 0 had served, and does a checkpoint hold the end of each worker that has left?
 
     The last record of a worker that has left since may be lost with the process.
     """
     ended = all(worker.left is None or found.workers[rank].left is not None for rank, worker in enumerate(taken.workers))
-    same = taken.restore_id == state.restore_id and taken.mode == written(state.mode) and taken.layout == found.layout
+    same = taken.restore_id == state.restore_id and taken.mode == format_mode(state.mode) and taken.layout == found.layout
     peers = state.peers.values()
     return ended and same and not state.blank and all(p.serving and (p.restore_id, p.mode) == (taken.restore_id, taken.mode) for p in peers)
 
 
-def _serve_on(state: CoordinatorState, taken: events.TookUp, found: CheckpointFacts, initial: bytes) -> None:
+def _serve_on(state: CoordinatorState, taken: events.ShardRestartedFromKeeper, found: CheckpointFacts, initial: bytes) -> None:
     """Nobody goes back: workers say hello again, and are let in where they stand."""
     _take_model(state, found, initial)
     state.members.took_up(taken.workers)
@@ -514,7 +514,7 @@ def _open_all(state: CoordinatorState) -> None:
     if state.updates is not None and state.source is not None:
         updates.begin(state, state.updates, state.source.step, state.source.workers)
     for index, peer in state.peers.items():
-        peer.serving, peer.restore_id, peer.mode = True, state.restore_id, written(state.mode)
+        peer.serving, peer.restore_id, peer.mode = True, state.restore_id, format_mode(state.mode)
         state.order(index, Open(state.term, state.restore_id))
     _let_in(state)
 
@@ -530,12 +530,12 @@ def _let_in(state: CoordinatorState) -> None:
             continue
         if membership.is_behind(state, stream):  # it was told so before, and may not be gone yet
             state.rewind(stream.id)
-        elif not membership.refuse(state, stream):  # it may have come before there was a model
+        elif not membership.refuse_mismatch(state, stream):  # it may have come before there was a model
             _join(state, stream)
     membership.ask(state)
 
 
-def worker_came(state: CoordinatorState, stream: Stream) -> None:
+def worker_came(state: CoordinatorState, stream: StreamFacts) -> None:
     """A worker said hello: welcome it, make it rewind, or let it wait."""
     if state.phase == "finished":
         state.emit(events.Tell(stream.id, Kind.FINISHED))
@@ -544,7 +544,7 @@ def worker_came(state: CoordinatorState, stream: Stream) -> None:
     if state.phase == "reading":
         state.waiting[stream.rank] = stream  # it is looked at when it is known what the job is
         return
-    if membership.refuse(state, stream):
+    if membership.refuse_mismatch(state, stream):
         return
     if membership.is_behind(state, stream):
         state.rewind(stream.id)
@@ -558,7 +558,7 @@ def worker_came(state: CoordinatorState, stream: Stream) -> None:
         ask_first_values(state)
 
 
-def _join(state: CoordinatorState, stream: Stream) -> None:
+def _join(state: CoordinatorState, stream: StreamFacts) -> None:
     why = membership.join(state, stream)
     if why is not None:
         rewind_all(state, why)
@@ -579,7 +579,7 @@ def tick(state: CoordinatorState) -> None:
     """Try again what failed; tell those who wait what for."""
     search, now = state.search, state.now
     if search.claim_at is not None and now >= search.claim_at:
-        claim(state)
+        claim_current_term(state)
     if search.gather_at is not None and now >= search.gather_at:
         gather(state)
     if search.look_at is not None and now >= search.look_at:

@@ -13,11 +13,11 @@ from typing import Any
 
 from psjob import contract
 from psjob.layout.blocks import Layout, assign
-from psjob.modes import ServedMode, written
+from psjob.modes import ServedMode, format_mode
 from psjob.protocol import messages
 from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.decisions import Decisions, Orders
-from psjob.protocol.coordinator.events import Action, CheckpointFacts, JobFacts, Stream
+from psjob.protocol.coordinator.events import Action, CheckpointFacts, JobFacts, StreamFacts
 from psjob.protocol.coordinator.members import Members
 from psjob.protocol.coordinator.report import JobProgress, StageReport
 from psjob.protocol.coordinator.schedule import SnapshotSchedule
@@ -37,7 +37,7 @@ class ShardPeer:
     serving: bool
     restore_id: int
     mode: str
-    """The one that it serves, as `modes.written` writes it."""
+    """The one that it serves, as `modes.format_mode` writes it."""
     carried: int | None
     """In a decided mode: the last order that it has carried out; None: one broke off."""
 
@@ -99,7 +99,7 @@ class Question:
 class Joining:
     """Workers that wait for the clock at which they continue."""
 
-    waiting: dict[int, Stream] = field(default_factory=dict)
+    waiting: dict[int, StreamFacts] = field(default_factory=dict)
     question: Question | None = None
     number: int = 0
     asked_at: float | None = None
@@ -142,7 +142,7 @@ class CheckpointTries:
 
 
 @dataclass
-class CoordinatedUpdates:
+class DecisionState:
     """In a decided mode: which pushes count, and which shards have heard of it."""
 
     decisions: Decisions | None = None
@@ -222,7 +222,7 @@ class CoordinatorState:
         self.restored_by = 0
         """The restore that gave shard 0 its blocks: what a worker that joined before it says is of steps that are undone."""
         self.peers: dict[int, ShardPeer] = {}
-        self.waiting: dict[int, Stream] = {}
+        self.waiting: dict[int, StreamFacts] = {}
         """By rank, workers that are let in once training is on."""
         self.said_why = 0.0
         """When those who wait last heard what for."""
@@ -253,7 +253,7 @@ class CoordinatorState:
         """By rank, the lowest incarnation that shards let in since the last restore."""
         self.sure = False
         """Has shard 0 all clocks that workers completed, so that they bound what other shards acknowledged?"""
-        self.taken: events.TookUp | None = None
+        self.taken: events.ShardRestartedFromKeeper | None = None
         """What shard 0 holds since before this process began."""
         self.looked = now
         """When a successor's claim was last looked for,"""
@@ -266,7 +266,7 @@ class CoordinatorState:
         interval, every = (job.interval, job.every) if job.checkpoints else (None, None)
         self.snapshots = SnapshotSchedule(interval, every, places, job.term, job.apart or self.mode.ahead)
         self.tries = CheckpointTries()
-        self.updates = CoordinatedUpdates() if self.mode.decided else None
+        self.updates = DecisionState() if self.mode.decided else None
         self.norms = NormSum()
         self.ending = Ending()
         self.change = ModeChange(self.mode, job.request)
@@ -330,13 +330,13 @@ class CoordinatorState:
 
     def rewind(self, stream: int) -> None:
         """Let a worker begin again in the mode of this job."""
-        self.emit(events.Tell(stream, Kind.REWIND, {"mode": written(self.mode)}))
-        self.emit(events.HangUp(stream))
+        self.emit(events.Tell(stream, Kind.REWIND, {"mode": format_mode(self.mode)}))
+        self.emit(events.CloseWorkerStream(stream))
 
     def refuse(self, stream: int, why: str) -> None:
         """End a worker's process with a sentence for the person who runs the script."""
         self.emit(events.Tell(stream, Kind.ERROR, {"code": "refused", "error": why}))
-        self.emit(events.HangUp(stream))
+        self.emit(events.CloseWorkerStream(stream))
 
     def order(self, index: int, order: Order) -> None:
         """Order one shard."""

@@ -17,7 +17,7 @@ from psjob.protocol.coordinator import events
 from psjob.protocol.coordinator.decisions import DecisionOrder, Decisions, Orders
 from psjob.protocol.coordinator.events import WorkerFacts
 from psjob.protocol.coordinator.schedule import Snapshot
-from psjob.protocol.coordinator.state import CoordinatedUpdates, CoordinatorState
+from psjob.protocol.coordinator.state import CoordinatorState, DecisionState
 from psjob.protocol.messages import Clip, Decide, Where
 
 WISH_SECONDS = 10.0
@@ -31,7 +31,7 @@ ASK_SECONDS: Final = 1.0
 # -- which pushes count ------------------------------------------------------------------------------
 
 
-def begin(state: CoordinatorState, updates: CoordinatedUpdates, version: int, workers: Sequence[WorkerFacts]) -> None:
+def begin(state: CoordinatorState, updates: DecisionState, version: int, workers: Sequence[WorkerFacts]) -> None:
     """Training begins, or continues from a manifest at `version` that names `workers`."""
     owning = [i for i in range(state.job.shards) if state.tables or i in state.assignment]
     updates.leaving.clear()
@@ -67,7 +67,7 @@ def tick(state: CoordinatorState) -> None:
         _order(state, updates, updates.decisions.ask(now))
 
 
-def _order(state: CoordinatorState, updates: CoordinatedUpdates, order: DecisionOrder | None) -> None:
+def _order(state: CoordinatorState, updates: DecisionState, order: DecisionOrder | None) -> None:
     if order is not None:
         state.order_all(updates.orders.add(order), but=state.peers.keys() - updates.orders.shards)
     for rank in [rank for rank in updates.leaving if decided_clock(updates, rank) >= (state.members[rank].left_at or 0)]:
@@ -75,7 +75,7 @@ def _order(state: CoordinatorState, updates: CoordinatedUpdates, order: Decision
         state.ending.leavers.setdefault(rank, state.now)
 
 
-def decided_clock(updates: CoordinatedUpdates, rank: int) -> int:
+def decided_clock(updates: DecisionState, rank: int) -> int:
     """The clock at which a worker that comes back continues: the first of its that is not decided."""
     return 0 if updates.decisions is None else updates.decisions.clocks[rank]
 
@@ -106,12 +106,12 @@ def wait_for_records(state: CoordinatorState) -> bool:
     return state.now - updates.wished < WISH_SECONDS
 
 
-def _behind(state: CoordinatorState, updates: CoordinatedUpdates, rank: int) -> bool:
+def _behind(state: CoordinatorState, updates: DecisionState, rank: int) -> bool:
     member = state.members[rank]
     return member.left_at is None and max(member.records, default=-1) < decided_clock(updates, rank) - 1
 
 
-def hold(state: CoordinatorState, updates: CoordinatedUpdates, snapshot: Snapshot) -> dict[int, int]:
+def hold(state: CoordinatorState, updates: DecisionState, snapshot: Snapshot) -> dict[int, int]:
     """Note what the snapshot holds: each worker's decided pushes. Returns who has left with none undecided, and at which clock."""
     snapshot.clocks = clocks = {rank: decided_clock(updates, rank) for rank in state.members.all}
     return {m.rank: m.left_at for m in state.members.all.values() if m.left_at is not None and m.left_at <= clocks[m.rank]}
@@ -135,7 +135,7 @@ def has_records(state: CoordinatorState, snapshot: Snapshot) -> bool:
     return not lacking or state.now - snapshot.began > RECORD_SECONDS
 
 
-def snapshot_is_over(state: CoordinatorState, updates: CoordinatedUpdates) -> None:
+def snapshot_is_over(state: CoordinatorState, updates: DecisionState) -> None:
     """No snapshot is due or under way any more."""
     if updates.wished is not None:
         updates.wished = None

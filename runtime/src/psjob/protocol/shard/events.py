@@ -35,7 +35,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class TookUp:
+class RestartedFromKeeper:
     """Before Begin: this process continues from the memory of one of the same attempt, which served. `left`: ranks that have left."""
 
     term: int
@@ -177,7 +177,8 @@ class Terminated:
 
 
 Event = (
-    Begin | TookUp | Tick | Ordered | Connected | Unreached | Lost | Misfit | AllInitialised | Marked | Left | MemoryReady | Armed | TooLate
+    Begin | RestartedFromKeeper | Tick | Ordered | Connected | Unreached | Lost | Misfit | AllInitialised | Marked | Left | MemoryReady
+    | Armed | TooLate
     | Held | SnapshotWritten | Failed | GaveUp | SnapshotVoided | Placed | Unread | WorkerPositions | RunIsOver | Terminated
 )  # fmt: skip
 """What came of an order that the machine passes on is what the coordinator is told."""
@@ -212,7 +213,7 @@ class TellCoordinator:
 
 
 @dataclass(frozen=True)
-class Exit:
+class ExitProcess:
     """End this process with a status and, unless it is empty, a sentence. `fenced`: the term of who took its place."""
 
     code: int
@@ -221,7 +222,7 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Dial:
+class DialCoordinator:
     """Open a stream to the coordinator after so many seconds; then Connected or Unreached."""
 
     after: float
@@ -240,7 +241,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class HangUp:
+class CloseStream:
     """Close a stream."""
 
     stream: int
@@ -331,7 +332,7 @@ class AskRecords:
 
 
 @dataclass(frozen=True)
-class Hold:
+class HoldBlocks:
     """Hold every block and table at `step` (-1: now): Armed or TooLate, and Held."""
 
     snapshot: int
@@ -374,8 +375,9 @@ class TellFinished:
 
 
 Action = (
-    Log | TellCoordinator | Exit | Dial | Hello | HangUp | TellArrivals | Reset | TakeTerm | AdoptMode | LayOut | DropSessions | Read
-    | SetFences | Bound | Serve | Decide | Clip | Where | Prepare | NoteLeft | AskRecords | Hold | Write | GiveUp | Discard | Release
+    Log | TellCoordinator | ExitProcess | DialCoordinator | Hello | CloseStream | TellArrivals | Reset | TakeTerm | AdoptMode | LayOut
+    | DropSessions | Read
+    | SetFences | Bound | Serve | Decide | Clip | Where | Prepare | NoteLeft | AskRecords | HoldBlocks | Write | GiveUp | Discard | Release
     | TellFinished
 )  # fmt: skip
 """Of the coordinator's orders these are carried out as they are: Bound; Decide, with Misfit where it does not fit; Clip; Where, with

@@ -1,8 +1,9 @@
 """The control side of one shard as a state machine: setting up, restoring, serving, snapshots, ending.
 
 `handle` is all that it does. It knows no clock, socket, disk or thread: `psjob.shard.control` carries its actions out, and so does the
-simulator of the protocol. `ShardSnapshots` is how far one snapshot has come: at most one is in flight, and at most one writer. `LinkState`
-is the stream to the coordinator: when to dial, when to say hello, when to give a silent stream up, when to give up at all.
+simulator of the protocol. `ShardSnapshots` is how far one snapshot has come: at most one is in flight, and at most one writer.
+`CoordinatorLinkState` is the stream to the coordinator: when to dial, when to say hello, when to give a silent stream up, when to give up
+at all.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Reading:
 class ShardMachine:
     """Of shard `index`, which serves in `mode`. `link` is None for shard 0: the coordinator is in its process."""
 
-    def __init__(self, index: int, workers: int, term: int, mode: ServedMode, link: LinkState | None = None) -> None:
+    def __init__(self, index: int, workers: int, term: int, mode: ServedMode, link: CoordinatorLinkState | None = None) -> None:
         self.index, self.term, self.mode, self.link = index, term, mode, link
         self.phase = Phase.BLANK
         self.restore_id = self.restored_by = self.setup = 0
@@ -62,7 +63,7 @@ class ShardMachine:
                 actions += self._tick(event, now)
             case e.Connected():
                 actions += self._hello(event)
-            case e.TookUp():
+            case e.RestartedFromKeeper():
                 actions += self._take_up(event)
             case e.Misfit():
                 actions += self._misfit(event.why, now)
@@ -114,10 +115,10 @@ class ShardMachine:
             case o.Finish():
                 return self._finish(now)
             case o.Stop():
-                return [e.Exit(contract.EXIT_RETRY)] if self.index else []
+                return [e.ExitProcess(contract.EXIT_RETRY)] if self.index else []
             case o.Fence():
                 text = f"shard {self.index}: a newer process of this shard is here (term {order.term})"
-                return [e.Exit(contract.EXIT_FENCED, text, order.term)]
+                return [e.ExitProcess(contract.EXIT_FENCED, text, order.term)]
             case o.Unknown():
                 return [e.Log("warning", f"an order that this version does not know: {order.word}")]
             case o.Nothing():
@@ -175,17 +176,17 @@ class ShardMachine:
         self.term, self.restore_id = order.term, order.restore_id
         return [e.Serve(order.term, order.restore_id)]
 
-    def _take_up(self, event: e.TookUp) -> list[Action]:
+    def _take_up(self, event: e.RestartedFromKeeper) -> list[Action]:
         """To the others a stream broke: what this process says of itself is what the one before it said."""
-        self.mode, self.phase = modes.read(event.mode), Phase.SERVING
+        self.mode, self.phase = modes.parse_mode(event.mode), Phase.SERVING
         self.term, self.restore_id, self.restored_by = event.term, event.restore_id, event.restored_by
         self.snapshots.begin(event.left)
         return [e.Serve(event.term, event.restore_id)]
 
     def _adopt(self, mode: str) -> list[Action]:
-        if mode == modes.written(self.mode):
+        if mode == modes.format_mode(self.mode):
             return []
-        self.mode = modes.read(mode)
+        self.mode = modes.parse_mode(mode)
         return [e.AdoptMode(mode)]
 
     # -- the link, the clock -------------------------------------------------------------------
@@ -194,7 +195,7 @@ class ShardMachine:
         """Say hello. The coordinator has forgotten a snapshot that was in flight; what it has to hear is said again."""
         serving = self.phase is Phase.SERVING
         said: list[Action] = [
-            e.Hello(event.stream, serving, self.term, self.restore_id, modes.written(self.mode), event.carried),
+            e.Hello(event.stream, serving, self.term, self.restore_id, modes.format_mode(self.mode), event.carried),
             e.TellArrivals(),
         ]
         if self._stopping:
@@ -205,12 +206,12 @@ class ShardMachine:
         """An order broke off: only a restore brings this shard to where the others are."""
         if self.link is not None and self.link.begun:
             return self.link.hang_up(why, now)
-        return [e.Exit(1, why)] if self.index == 0 else [e.Log("warning", why)]
+        return [e.ExitProcess(1, why)] if self.index == 0 else [e.Log("warning", why)]
 
     def _tick(self, event: e.Tick, now: float) -> list[Action]:
         actions: list[Action] = []
         if self._ends is not None and now >= self._ends[0]:
-            actions.append(e.Exit(self._ends[1]))
+            actions.append(e.ExitProcess(self._ends[1]))
         moved: o.BytesMoved | None = None
         if self.reading is not None:
             moved = o.BytesMoved(self.index, "reading", self.reading.order.restore_id, event.done, event.total)
@@ -245,7 +246,7 @@ def _same(one: o.Restore, other: o.Restore) -> bool:
     return (one.folder, one.manifest) == (other.folder, other.manifest)
 
 
-class Stage(Enum):
+class SnapshotStage(Enum):
     """How far a snapshot is."""
 
     MARKING = "marking"
@@ -259,7 +260,7 @@ class HeldSnapshot:
     """The snapshot in flight. `missing` are workers whose mark it waits for."""
 
     order: o.TakeSnapshot
-    stage: Stage
+    stage: SnapshotStage
     missing: set[int]
     ready: bool = False
 
@@ -289,7 +290,7 @@ class ShardSnapshots:
         """The snapshot that is being written, or waits for the disk."""
         if self._next is not None:
             return self._next.snapshot
-        return self.current.number if self.current is not None and self.current.stage is Stage.WRITING else None
+        return self.current.number if self.current is not None and self.current.stage is SnapshotStage.WRITING else None
 
     def begin(self, left: Iterable[int] = ()) -> None:
         """Blocks were set up or restored: all ranks except `left` are live."""
@@ -314,7 +315,7 @@ class ShardSnapshots:
         actions += [e.AskRecords(order.step), *(e.NoteLeft(rank, clock) for rank, clock in sorted(order.left.items()))]
         self.live -= set(order.left)
         marks = order.marks and order.step < 0
-        self.current = HeldSnapshot(order, Stage.MARKING if marks else Stage.HOLDING, set(self.live) if marks else set())
+        self.current = HeldSnapshot(order, SnapshotStage.MARKING if marks else SnapshotStage.HOLDING, set(self.live) if marks else set())
         if order.step >= 0:
             return [*actions, self._hold(order)]
         self.current.ready = True
@@ -323,7 +324,7 @@ class ShardSnapshots:
 
     def marked(self, rank: int, snapshot: int) -> list[Action]:
         """A worker holds its pushes; a mark that no snapshot waits for is released at once."""
-        if self.current is None or self.current.number != snapshot or self.current.stage is not Stage.MARKING:
+        if self.current is None or self.current.number != snapshot or self.current.stage is not SnapshotStage.MARKING:
             return [e.Release(snapshot)]
         self.current.missing.discard(rank)
         return self._hold_if_marked()
@@ -331,7 +332,7 @@ class ShardSnapshots:
     def left(self, rank: int) -> list[Action]:
         """A worker has left: no snapshot waits for its mark."""
         self.live.discard(rank)
-        if self.current is None or self.current.stage is not Stage.MARKING:
+        if self.current is None or self.current.stage is not SnapshotStage.MARKING:
             return []
         self.current.missing.discard(rank)
         return self._hold_if_marked()
@@ -353,8 +354,8 @@ class ShardSnapshots:
                 self.current = None
                 why = f"blocks are at {event.furthest}, beyond {snapshot.order.step}"
                 return [e.GiveUp(snapshot.number), e.AskRecords(-1), e.TellCoordinator(o.SnapshotLate(self._index, snapshot.number, why))]
-            case e.Held() if snapshot.stage is Stage.HOLDING:
-                snapshot.stage = Stage.WRITING
+            case e.Held() if snapshot.stage is SnapshotStage.HOLDING:
+                snapshot.stage = SnapshotStage.WRITING
                 self._writer = snapshot.number
                 told = [*self._tell_ready(snapshot), e.TellCoordinator(o.SnapshotHeld(self._index, snapshot.number))]
                 return [*told, e.Release(snapshot.number), e.Write(snapshot.number)]
@@ -391,14 +392,14 @@ class ShardSnapshots:
         self._unsettled = set()
         return [] if base is None else [e.Discard(number) for number in sorted(unsettled) if base < number < order.snapshot]
 
-    def _hold(self, order: o.TakeSnapshot) -> e.Hold:
-        return e.Hold(order.snapshot, order.step, order.base, order.clocks)
+    def _hold(self, order: o.TakeSnapshot) -> e.HoldBlocks:
+        return e.HoldBlocks(order.snapshot, order.step, order.base, order.clocks)
 
     def _hold_if_marked(self) -> list[Action]:
         snapshot = self.current
         if snapshot is None or snapshot.missing:
             return []
-        snapshot.stage = Stage.HOLDING
+        snapshot.stage = SnapshotStage.HOLDING
         return [self._hold(snapshot.order)]
 
     def _tell_ready(self, snapshot: HeldSnapshot) -> list[Action]:
@@ -416,7 +417,7 @@ FIRST_SECONDS = 30.0
 """The same for its first word: it listens before it has imported torch."""
 
 
-class LinkState:
+class CoordinatorLinkState:
     """`address` is where the coordinator listens; it is looked for at most `seconds`."""
 
     def __init__(self, address: str, seconds: float) -> None:
@@ -438,14 +439,14 @@ class LinkState:
         match event:
             case e.Begin():
                 self._deadline = now + self._seconds
-                return [e.Dial(0.0)]
+                return [e.DialCoordinator(0.0)]
             case e.Connected():
                 self.stream, self._heard, self._limit = event.stream, now, FIRST_SECONDS
             case e.Unreached():
                 if not self.met and self._deadline is not None and now > self._deadline:
                     text = f"the coordinator at {self._address} was not found in {self._seconds:.0f} s; starting again"
-                    return [e.Exit(contract.EXIT_RETRY, text)]
-                return [e.Dial(AGAIN_SECONDS)]
+                    return [e.ExitProcess(contract.EXIT_RETRY, text)]
+                return [e.DialCoordinator(AGAIN_SECONDS)]
             case e.Ordered() if event.stream is not None and event.stream == self.stream:
                 self.met, self._heard, self._limit = True, now, SILENCE_SECONDS
             case e.Lost() if event.stream == self.stream:
@@ -458,7 +459,7 @@ class LinkState:
         """Give the stream in use up, and dial anew."""
         if self.stream is None:
             return []
-        return [e.HangUp(self.stream), *self._again(why, now)]
+        return [e.CloseStream(self.stream), *self._again(why, now)]
 
     def _again(self, why: str, now: float) -> list[Action]:
         self.stream = None

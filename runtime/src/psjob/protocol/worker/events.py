@@ -16,7 +16,7 @@ from psjob.wire.frame import Header, Kind, WireError
 
 
 @dataclass(frozen=True)
-class Started:
+class JoinAsked:
     """The script wants to enter the job."""
 
 
@@ -85,7 +85,7 @@ class NotFound:
 
 
 @dataclass(frozen=True)
-class StreamEnded:
+class ShardStreamEnded:
     """A stream broke, or was closed. `broken_rule`: the shard said what no shard says."""
 
     link: int
@@ -146,7 +146,7 @@ class ShardWaits:
 
 
 @dataclass(frozen=True)
-class RecordCame:
+class RecordReturned:
     """The coordinator gives a record back; `clock` -1: what rank 0 gave when the run began."""
 
     clock: int
@@ -206,7 +206,7 @@ class TurnOver:
 
 
 @dataclass(frozen=True)
-class Refused:
+class WorkerRefused:
     """A shard will not have this worker: `code` is refused or fenced."""
 
     code: str
@@ -214,9 +214,9 @@ class Refused:
 
 
 Event = (
-    Started | FirstValues | Pulled | AtStepBoundary | InsideRound | Through | Said | Tick
-    | NotFound | StreamEnded | Welcomed
-    | ShardWaits | RecordCame | RecordHas | SnapshotTold | MarkWanted | Released | StopSet | Rewound | TurnOver | Refused
+    JoinAsked | FirstValues | Pulled | AtStepBoundary | InsideRound | Through | Said | Tick
+    | NotFound | ShardStreamEnded | Welcomed
+    | ShardWaits | RecordReturned | RecordHas | SnapshotTold | MarkWanted | Released | StopSet | Rewound | TurnOver | WorkerRefused
 )  # fmt: skip
 
 
@@ -232,7 +232,7 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Dial:
+class DialShard:
     """Look for a shard in so many seconds, and say hello to whom `newest` names; answered by NotFound, Welcomed or StreamEnded."""
 
     link: int
@@ -288,10 +288,10 @@ class AskRows:
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreWeights:
     """Give a shard the weights of the clock in hand, which the worker has made by steps of its own."""
 
     link: int
 
 
-Action = Log | Dial | Send | SendRecord | SendPieces | SendHyperparameters | Resend | AskRows | Store
+Action = Log | DialShard | Send | SendRecord | SendPieces | SendHyperparameters | Resend | AskRows | StoreWeights

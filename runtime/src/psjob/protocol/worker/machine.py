@@ -1,7 +1,7 @@
 """A worker's session: joined to its job, at one clock, owing and owed.
 
 The script's side and the streams' side meet here. Whatever ends the script's turn (a rewind, the job's end, a stop, a refusal) is an
-*ending*. The first one that comes counts, and the script's next call carries it out. `LinkState` is what a worker knows of one shard.
+*ending*. The first one that comes counts, and the script's next call carries it out. `ShardLinkState` is what a worker knows of one shard.
 `Requests` is what it has asked of that shard and is owed, and what of it goes out again to a shard that comes back: on the hot path.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psjob.modes import ServedMode
-from psjob.protocol.records import PIECE, Piece, RecordsOut
+from psjob.protocol.records import PIECE, RecordPiece, RecordsOut
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.events import Action
 from psjob.wire.frame import Flag, Header, Kind
@@ -30,7 +30,7 @@ SAID_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Ending:
+class WorkerEnding:
     """How the script's turn ends: rewind, finished, left, stopped, refused, fenced or lost.
 
     A rewind's `message` is the mode to come back in, any other's is for who reads the log.
@@ -45,8 +45,8 @@ class WorkerMachine:
 
     def __init__(self, rank: int, mode: ServedMode, reduces: bool, addresses: Sequence[str], connect_seconds: float) -> None:
         self.rank, self.mode, self.reduces, self.connect_seconds = rank, mode, reduces, connect_seconds
-        self.links = [LinkState(index, address) for index, address in enumerate(addresses)]
-        self.ending: Ending | None = None
+        self.links = [ShardLinkState(index, address) for index, address in enumerate(addresses)]
+        self.ending: WorkerEnding | None = None
         self.clock = self.term = self.restore_id = 0
         self.joined = False
         self.init = 0
@@ -81,18 +81,18 @@ class WorkerMachine:
     def handle(self, event: e.Event, now: float) -> list[Action]:
         """What follows from an event. `now` is monotonic seconds."""
         match event:
-            case e.Started():
+            case e.JoinAsked():
                 return self._dial(self.links[:1], now)
             case e.NotFound():
                 return self._not_found(self.links[event.link], now)
-            case e.StreamEnded():
+            case e.ShardStreamEnded():
                 self.links[event.link].welcomed = False
-                return [] if self.ending is not None else [e.Dial(event.link, BROKEN_SECONDS if event.broken_rule else ENDED_SECONDS)]
+                return [] if self.ending is not None else [e.DialShard(event.link, BROKEN_SECONDS if event.broken_rule else ENDED_SECONDS)]
             case e.Welcomed():
                 return self._welcomed(event, now)
             case e.ShardWaits():
                 return self._shard_waits(event, now)
-            case e.RecordCame():
+            case e.RecordReturned():
                 return self._record_came(event, now)
             case e.RecordHas():
                 return self._record_has(event, now)
@@ -123,7 +123,7 @@ class WorkerMachine:
                 self._end("rewind", event.mode)
             case e.TurnOver():
                 self._end(event.how)
-            case e.Refused():
+            case e.WorkerRefused():
                 self._end(event.code, event.why)
             case e.Tick():
                 return self._tick(now)
@@ -172,7 +172,7 @@ class WorkerMachine:
         """Is a record to be handed in at this step boundary?"""
         return small or self.stops or self.mark_wanted > 0 or self.snapshot_clock == self.clock
 
-    def next_piece(self, now: float) -> Piece | None:
+    def next_piece(self, now: float) -> RecordPiece | None:
         """The piece of a record that is to be sent now, if any."""
         stepping = any(link.requests.outstanding or link.requests.unsent for link in self.links)
         return self.records.next(now, stepping) if self.links[0].welcomed else None
@@ -191,16 +191,16 @@ class WorkerMachine:
 
     # -- shards ------------------------------------------------------------------------------------------
 
-    def _dial(self, links: Sequence[LinkState], now: float) -> list[Action]:
+    def _dial(self, links: Sequence[ShardLinkState], now: float) -> list[Action]:
         new = [link for link in links if link.since is None]
         for link in new:
             link.since = now
-        return [e.Dial(link.index) for link in new]
+        return [e.DialShard(link.index) for link in new]
 
-    def _not_found(self, link: LinkState, now: float) -> list[Action]:
+    def _not_found(self, link: ShardLinkState, now: float) -> list[Action]:
         if not link.attempt and link.since is not None and now - link.since > self.connect_seconds:
             self._end("lost", f"shard {link.index} at {link.address} was not found in {self.connect_seconds:.0f} s; starting again")
-        return [] if self.ending is not None else [e.Dial(link.index, DIAL_SECONDS)]
+        return [] if self.ending is not None else [e.DialShard(link.index, DIAL_SECONDS)]
 
     def _welcomed(self, event: e.Welcomed, now: float) -> list[Action]:
         link = self.links[event.link]
@@ -230,7 +230,7 @@ class WorkerMachine:
             *self._relinked(link),
         ]
 
-    def _relinked(self, link: LinkState) -> list[Action]:
+    def _relinked(self, link: ShardLinkState) -> list[Action]:
         """Say again what a shard may have missed."""
         made: list[Action] = []
         if link.index == 0:
@@ -251,7 +251,7 @@ class WorkerMachine:
 
     # -- records -----------------------------------------------------------------------------------------
 
-    def _record_came(self, event: e.RecordCame, now: float) -> list[Action]:
+    def _record_came(self, event: e.RecordReturned, now: float) -> list[Action]:
         if event.clock < 0:
             self.initial = event.record
         else:
@@ -273,7 +273,7 @@ class WorkerMachine:
 
     def _at_step_boundary(self, event: e.AtStepBoundary, now: float) -> list[Action]:
         snapshot = self.snapshot_clock == self.clock
-        made: list[Action] = [e.Store(link.index) for link in self.links if snapshot and self.stores]
+        made: list[Action] = [e.StoreWeights(link.index) for link in self.links if snapshot and self.stores]
         mark = stops = False
         if event.record is not None:
             mark, stops = event.settled and self.mark_wanted > 0, event.settled and self.stops
@@ -352,19 +352,19 @@ class WorkerMachine:
             made += self._leave_shard(link)
         return made
 
-    def _leave_shard(self, link: LinkState) -> list[Action]:
+    def _leave_shard(self, link: ShardLinkState) -> list[Action]:
         """Say that this worker is through, to the coordinator once it has the last record."""
         if link.index == 0 and not self.records.through:
             return []
-        store: list[Action] = [e.Store(link.index)] if self.reduces else []
+        store: list[Action] = [e.StoreWeights(link.index)] if self.reduces else []
         return [*store, e.Send(link.index, Kind.LEAVE, None, self.clock)]
 
     def _end(self, how: str, message: str = "") -> None:
         """The first ending holds."""
-        self.ending = self.ending or Ending(how, message)
+        self.ending = self.ending or WorkerEnding(how, message)
 
 
-class LinkState:
+class ShardLinkState:
     """Of shard `index`, which listens at `address`."""
 
     def __init__(self, index: int, address: str) -> None:
@@ -381,7 +381,7 @@ class LinkState:
         """When it was first looked for."""
 
 
-def newest(found: Sequence[tuple[int, int]]) -> int:
+def newest_attempt(found: Sequence[tuple[int, int]]) -> int:
     """Which of the processes that answer at one name is the newest: `found` are their (term, attempt)."""
     return max(range(len(found)), key=lambda at: (found[at], at))
 

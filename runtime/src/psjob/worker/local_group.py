@@ -21,23 +21,23 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from psjob import contract
-from psjob.collectives.localsum import AUTO, CPU, SHARED, Given, LocalSum, choose_sum
+from psjob.collectives.local_sum import AUTO, CPU, SHARED, Given, LocalSum, choose_sum
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.packing import Pack
 from psjob.process import supervise
-from psjob.process.config import Place
+from psjob.process.config import ProcessContext
 from psjob.process.errors import Refused
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.local_group import Part, RecordMaker, Records, Whole, join_records, split_records, together
 from psjob.wire.frame import MAX_RECORD, Kind
-from psjob.worker import exits, localreduce
+from psjob.worker import exits, local_reduce
 from psjob.worker.exchange import Exchange, Gradients, Groups, ModelMemory
 from psjob.worker.exits import SessionEnd
-from psjob.worker.localreduce import Lying, PodMemory, PodSum, made, made_sum, make, make_group, meeting_place, why_it_failed
+from psjob.worker.local_reduce import Lying, PodMemory, PodSum, made, made_sum, make, make_group, meeting_place, why_it_failed
 from psjob.worker.session import WorkerSession
 
 
-def session_at(place: Place, *given: Any) -> WorkerSession:
+def session_at(place: ProcessContext, *given: Any) -> WorkerSession:
     """As WorkerSession. Raises Refused if the agent's lines to other processes are not open."""
     if place.config.processes == 1:
         return WorkerSession(place, *given)
@@ -50,7 +50,7 @@ def lead(session: LeaderSession, device: torch.device) -> PodSum:
     If they cannot meet, or one lacks the memory for it, shared memory is taken, unless the manifest asks for the way. Raises SessionEnd.
     """
     config, places = session.place.config, session.lying
-    chosen = _chosen(session, [localreduce.lying(device), *(places[local] for local in sorted(places))])
+    chosen = _chosen(session, [local_reduce.lying(device), *(places[local] for local in sorted(places))])
     sums: PodSum | None = None
     failed = ""
     if chosen.way != SHARED:
@@ -95,7 +95,7 @@ def follow_leader(session: FollowerSession, device: torch.device) -> PodSum:
 def _chosen(session: LeaderSession, places: list[Lying]) -> LocalSum:
     devices = [one.device for one in places]
     apart = CPU not in devices and len(set(devices)) == len(devices)
-    matrix, numbers = localreduce.topology(devices) if apart else (None, [])
+    matrix, numbers = local_reduce.topology(devices) if apart else (None, [])
     rates = {"host": min(one.host for one in places), "add": min(one.add for one in places)} if apart else {}
     try:
         return choose_sum(Given(devices, session.layout.nbytes, matrix, numbers, **rates), session.place.config.local_sum)
@@ -165,7 +165,7 @@ class LeaderSession(WorkerSession):
             other.say({"initial": self.initial is not None}, self.initial or b"")
             told = {"joined": self.clock, "residual": self.machine.residual, "layout": self.layout.to_json(), "recorded": mine is not None}
             other.say(told, mine or b"", self._memory[1])
-        self._sums = lead(self, localreduce.device_of(parameters))
+        self._sums = lead(self, local_reduce.device_of(parameters))
 
     def _compare(self) -> None:
         """Raises SessionEnd if a process has another model."""
@@ -288,7 +288,7 @@ class LeaderSession(WorkerSession):
     def open_memory(self, parameters: Sequence[torch.Tensor]) -> None:
         """Make it, now that the layout of the job is known: before any answer lands, which threads of several links do."""
         fd = make(self.layout, self.processes)
-        self._memory = PodMemory(self.layout, self.processes, 0, os.dup(fd), localreduce.device_of(parameters)), fd
+        self._memory = PodMemory(self.layout, self.processes, 0, os.dup(fd), local_reduce.device_of(parameters)), fd
 
     @property
     def memory(self) -> PodMemory:
@@ -384,7 +384,7 @@ class LeaderSession(WorkerSession):
 class FollowerSession(WorkerSession):
     """As WorkerSession. `place.sockets` leads to process 0."""
 
-    def __init__(self, place: Place, table: Sequence[TensorSpec], *given: Any) -> None:
+    def __init__(self, place: ProcessContext, table: Sequence[TensorSpec], *given: Any) -> None:
         super().__init__(place, table, *given)
         self.links.clear()
         self.machine.links = []
@@ -399,8 +399,8 @@ class FollowerSession(WorkerSession):
     # -- the script's thread -------------------------------------------------------------------
 
     def join(self, parameters: Sequence[torch.Tensor], initial: Callable[[], bytes], hyperparameters: list[dict[str, Any]]) -> None:
-        device = localreduce.device_of(parameters)
-        self._first.say({"table": [spec.to_json() for spec in self.layout.table], "lying": localreduce.lying(device).to_json()})
+        device = local_reduce.device_of(parameters)
+        self._first.say({"table": [spec.to_json() for spec in self.layout.table], "lying": local_reduce.lying(device).to_json()})
         said = self.next("joined", "process 0 of this worker to join the job")
         first = self._news["initial"]
         self.memory = PodMemory(self.layout, self.place.config.processes, self.place.local, said.fd, device)

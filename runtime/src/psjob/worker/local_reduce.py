@@ -1,6 +1,6 @@
 """Memory that the processes of one worker share, and how their gradients come together in it.
 
-It holds the gradients of each process, and the answers of the shards once for all. `collectives.localsum` chooses the way in which they
+It holds the gradients of each process, and the answers of the shards once for all. `collectives.local_sum` chooses the way in which they
 are summed. It gets which GPU each process computes on, how quickly that and the CPU move bytes, and what `nvidia-smi` says.
 """
 
@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from psjob.collectives import localsum
-from psjob.collectives.localsum import CPU, NCCL, SHARED, TopoMatrix
+from psjob.collectives import local_sum
+from psjob.collectives.local_sum import CPU, NCCL, SHARED, TopoMatrix
 from psjob.layout.blocks import Layout
 from psjob.layout.memory import ALIGN, LentSpan
 from psjob.layout.packing import Pack
@@ -301,7 +301,7 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Lying:
-    """Where a process's model lies: `cpu`, or its GPU's UUID. `host`, `add`: as in `localsum.Given`; 0 where they are not measured."""
+    """Where a process's model lies: `cpu`, or its GPU's UUID. `host`, `add`: as in `local_sum.Given`; 0 where they are not measured."""
 
     device: str
     host: float = 0.0
@@ -345,7 +345,7 @@ def topology(uuids: Sequence[str]) -> tuple[TopoMatrix | None, list[int]]:
     if tool is None:
         return None, []
     try:
-        matrix = localsum.parse_topology(_said(tool, "topo", "-m"))
+        matrix = local_sum.parse_topology(_said(tool, "topo", "-m"))
         rows = [line.split(",") for line in _said(tool, "--query-gpu=index,uuid", "--format=csv,noheader").splitlines()]
         known = {uuid.strip().removeprefix("GPU-"): int(number) for number, uuid in rows}
         numbers = [known[uuid.removeprefix("GPU-")] for uuid in uuids]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from psjob import contract, modes, rules
-from psjob.process.config import Config, Place
+from psjob.process.config import Config, ProcessContext
 from psjob.process.errors import Refused
 from psjob.rules import optimizers
 from psjob.rules.base import Hyperparameters, check_hyperparameters
@@ -169,7 +169,7 @@ def check_kind(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def as_it_runs(here: Place, optimizer: torch.optim.Optimizer) -> Place:
+def as_it_runs(here: ProcessContext, optimizer: torch.optim.Optimizer) -> ProcessContext:
     """The place of a worker that comes back: where its optimizer steps by itself the job is in sync, whatever its config asks for since."""
     came_back, job = here.number > 1 or here.rewinds > 0, here.config
     if (

@@ -1,6 +1,6 @@
 """What a worker is while a fork of `forkserver` is its script: it passes signals on, and ends as that one ends.
 
-`python -I -S forkwaiter.py SOCKET PYTHON WORDS…`, with the folder, environment and files of the script. It imports nothing that takes
+`python -I -S fork_waiter.py SOCKET PYTHON WORDS…`, with the folder, environment and files of the script. It imports nothing that takes
 time or memory. If no fork comes, or the server ends, it execs the command.
 """
 

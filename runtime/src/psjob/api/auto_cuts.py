@@ -19,7 +19,7 @@ from psjob.planning.plan import Grid, ModelWork, PipelineWay, Profile, Wire, in_
 from psjob.planning.predict import Case, Prediction
 from psjob.planning.solve import solve
 from psjob.process import system
-from psjob.process.config import Config, Place
+from psjob.process.config import Config, ProcessContext
 from psjob.process.errors import Refused, leave_message
 from psjob.worker import rendezvous
 
@@ -38,7 +38,7 @@ def is_auto(cuts: object) -> bool:
     return isinstance(cuts, str) and cuts == AUTO
 
 
-def decided_cuts(place: Place, model: nn.Module, microbatches: int, example: Example | None) -> tuple[str, ...]:
+def decided_cuts(place: ProcessContext, model: nn.Module, microbatches: int, example: Example | None) -> tuple[str, ...]:
     """The job's cuts. Raises Refused if there are none, and SystemExit where none came in time."""
     config = place.config
     if example is None:
