@@ -192,9 +192,8 @@ def test_torch_and_numpy_agree(name: str, dtype: Any) -> None:
     for turn, grad in enumerate(gradients(200, 40, dtype=dtype)):
         for kind, state in states.items():
             given = KINDS[kind](grad)
-            rule.apply(
-                state, given, hyperparameters, ranges=[(0, 10), (20, 20)] if turn % 3 == 0 else None, staleness=turn % 4, worker=turn % 4
-            )
+            ranges = [(0, 10), (20, 20)] if turn % 3 == 0 else None
+            rule.apply(state, given, hyperparameters, UpdateFacts(ranges, staleness=turn % 4, worker=turn % 4))
             assert np.array_equal(plain(given), grad), "a rule leaves the gradient as it is"
             rule.reply(state, hyperparameters, turn % 4)
     one, other = (plain(rule.reply(state, hyperparameters, 1)) for state in states.values())
