@@ -19,7 +19,7 @@ import job
 import torch
 
 import psjob
-from psjob.simulate.replay import ask_shard
+from psjob.process.status_client import ask_shard
 
 SIZES = ((5_000, 1.08), (1_000_000, 1.03))
 """Elements of the model, and the most that a push may cost of one without the look."""

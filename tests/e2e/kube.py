@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from hack.cluster.api import Api, ApiError
-from psjob.simulate.replay import ask_shard
+from psjob.process.status_client import ask_shard
 from tests.support.cluster_fixtures import OPERATOR_IMAGE, RUNTIME_IMAGE, Cluster
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from psjob.simulate.replay import ask_shard
+from psjob.process.status_client import ask_shard
 from tests.e2e.workloads.bulky import HURRY, go_sign
 from tests.e2e.workloads.gates import steps_of
 from tests.support.disks import Volume

@@ -28,7 +28,7 @@ from psjob.shard.coordinator_driver import CoordinatorDriver
 from psjob.shard.server import Server
 from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES
-from psjob.wire.handshake import StreamPool
+from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.worker import connection as links
 from psjob.worker.connection import ShardConnection

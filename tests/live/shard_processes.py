@@ -23,7 +23,7 @@ import pytest
 from bench.peers import light_clients
 from psjob import contract
 from psjob.contract import keys
-from psjob.simulate.replay import ask_shard
+from psjob.process.status_client import ask_shard
 from psjob.wire.auth import Peer, Seal
 from psjob.wire.frame import HEADER_BYTES, Header, Kind, dump, run_digest
 from tests.live.live_shards import eventually

@@ -13,7 +13,7 @@ from psjob.api.staged import StagedPipeline
 from psjob.api.training_job import TrainingJob
 from psjob.layout.blocks import Block
 from psjob.layout.packing import Pack
-from psjob.pipeline.cuts import ExportedPart
+from psjob.pipeline.exported import ExportedPart
 from psjob.pipeline.lazy import on_meta
 from tests.live import stage_workers as workers
 from tests.live.stage_workers import COMPUTES, Cluster, batch, has, kill_once, trained

@@ -23,8 +23,8 @@ from aiohttp import web
 
 from bench.peers.light_clients import status
 from psjob import contract
+from psjob.process.status_client import ask_shard
 from psjob.shard.status_server import CONNECTIONS, REQUEST_BYTES
-from psjob.simulate.replay import ask_shard
 from psjob_client.local.process import Listening
 from psjob_client.local.status import ask_status, is_healthy
 from psjob_operator.cluster import observe

@@ -24,8 +24,8 @@ from psjob.process import supervise
 from psjob.wire import event_loop, reading, tcp, unauthenticated
 from psjob.wire.event_loop import EventLoop, NonBlockingStream, Sending
 from psjob.wire.frame import Header, Kind, WireError
-from psjob.wire.handshake import STRANGERS, StreamPool
 from psjob.wire.reading import AHEAD, WINDOW, Pause, ReadRequest, Wants
+from psjob.wire.stream_pool import STRANGERS, StreamPool
 from psjob.wire.tcp import Stream, StreamClosed
 from tests.live.live_shards import SECONDS, eventually
 

@@ -32,7 +32,7 @@ from bench.peers.strangers import GREETING, client_hello, flood, trickling
 from psjob import contract
 from psjob.checkpoint.final import tensors_sha256
 from psjob.contract import WIRE, keys
-from psjob.simulate.replay import ask_shard
+from psjob.process.status_client import ask_shard
 from psjob.wire import auth
 from psjob.wire.auth import Peer
 from psjob.wire.frame import (
@@ -45,7 +45,7 @@ from psjob.wire.frame import (
     parse,
     run_digest,
 )
-from psjob.wire.handshake import STRANGERS
+from psjob.wire.stream_pool import STRANGERS
 from psjob.wire.tcp import Part, StreamClosed
 from psjob.worker.connection import ShardConnection
 from psjob_client.local.process import Listening

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hack.cluster.proc import die_with_parent
-from psjob.simulate.replay import ask_shard
+from psjob.process.status_client import ask_shard
 from psjob_client.local.manifest import Request
 from psjob_client.local.process import Listening
 from psjob_client.local.run import run_job

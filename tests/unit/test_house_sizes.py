@@ -12,9 +12,9 @@ import networkx
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
-FILES = 327
+FILES = 333
 """Source files of runtime, operator and client together, at most."""
-LINES = 86_450
+LINES = 86_550
 """Lines of Python in them, at most."""
 TEST_LINES = 98_450
 """Lines of Python in tests/, at most."""

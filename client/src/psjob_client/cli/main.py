@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from psjob_client.cli import change_commands, compare, convert, manifest_commands, read_commands, simulate, stages, topology
+from psjob_client.cli import change_commands, compare, convert, manifest_commands, read_commands, run, simulate, stages, topology
 from psjob_client.cli.options import Helped, HelpedGroup, ScriptCommand, with_option_groups
 from psjob_client.cli.output import echo, say
 from psjob_client.local.run import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
@@ -79,7 +79,7 @@ def _root(
 
 
 COMMANDS = (
-    ("run", change_commands.run, change_commands.RUN_EXAMPLES, ScriptCommand),
+    ("run", run.run, run.EXAMPLES, ScriptCommand),
     ("compare", compare.compare, compare.EXAMPLES, Helped),
     ("convert", convert.convert, convert.EXAMPLES, convert.LineCommand),
     ("crd", manifest_commands.crd, "Example: psjob crd | kubectl apply -f -", Helped),

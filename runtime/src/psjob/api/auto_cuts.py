@@ -103,7 +103,8 @@ def planned_way(config: Config, microbatches: int) -> PipelineWay:
 
 def profile(model: nn.Module, example: Example) -> Profile:
     """What each module takes: measured here, or by FLOPs where the model has no memory or would not fit. Raises Refused."""
-    from psjob.profiling.profile import Found, Unfound, profiled
+    from psjob.profiling.find import Found, Unfound
+    from psjob.profiling.profile import profiled
 
     args, kwargs = example
     try:

@@ -18,7 +18,8 @@ def main() -> int:
         print("psjob.profiling: its options are those of `psjob plan-stages --help`", file=sys.stderr)
         return EXIT_BAD_INPUT
     request = json.loads(sys.argv[1])
-    from psjob.profiling.profile import Found, Unfound, from_function, from_script, profiled
+    from psjob.profiling.find import Found, Unfound, from_function, from_script
+    from psjob.profiling.profile import profiled
 
     def write(found: Found) -> None:
         made = profiled(found)
@@ -49,7 +50,7 @@ def main() -> int:
 
 def _told(error: BaseException) -> None:
     """The last line is what a user is shown."""
-    from psjob.profiling.profile import Unfound
+    from psjob.profiling.find import Unfound
 
     if isinstance(error, SystemExit):
         print(f"the script ended itself with {error.code}", file=sys.stderr)

@@ -20,7 +20,7 @@ from psjob.shard import keeper
 from psjob.shard.acceptor import Acceptor, announce
 from psjob.wire import tcp
 from psjob.wire.auth import GREETING_BYTES
-from psjob.wire.handshake import StreamPool
+from psjob.wire.stream_pool import StreamPool
 
 MORE_STREAMS = 512
 """Beside one of each worker's and shard's: those that are dialled again before the old ones are closed."""

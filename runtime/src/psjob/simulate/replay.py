@@ -7,7 +7,6 @@ A training that is to be played again is written down with `WorkRecording`, and 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import os
 import socket
@@ -17,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -31,6 +30,7 @@ from psjob.contract import keys
 from psjob.layout.blocks import TensorSpec
 from psjob.modes import Batch, Mode, Push
 from psjob.process import config
+from psjob.process.status_client import ask_shard
 from psjob.resume import record
 from psjob.rules.base import Hyperparameters, UpdateFacts, check_hyperparameters
 from psjob.simulate import words
@@ -38,7 +38,8 @@ from psjob.simulate.engine import NOT_TRAINED, SEAL, SimulatedWork, SimulationOu
 from psjob.simulate.training import Inner, TrainingProblem
 from psjob.simulate.words import label
 from psjob.worker.exits import SessionEnd
-from psjob.worker.session import LocalRounds, WorkerSession, WorkerSideRule
+from psjob.worker.local_updates import LocalRounds, WorkerSideRule
+from psjob.worker.session import WorkerSession
 
 MOST_WORKERS = 64
 """Each has threads of its own."""
@@ -482,36 +483,3 @@ def replay_events(path: Path) -> Iterator[Push | int]:
 
 def _sha256(rows: bytes, facts: str) -> str:
     return hashlib.sha256(rows + facts.encode()).hexdigest()
-
-
-def ask_shard(host: str, port: int, questions: bytes, path: str = contract.STATUS_PATH, seconds: float = 2.0) -> dict[str, Any]:
-    """What the shard answers.
-
-    Raises:
-        OSError: it is out of reach, refuses, or is not of the run that `questions` belongs to.
-        ValueError: the answer is no JSON object.
-    """
-    with closing(http.client.HTTPConnection(host, port, timeout=seconds)) as connection:
-        try:
-            connection.request("GET", contract.CHALLENGE_PATH)
-            nonce = str(_object(connection.getresponse().read(contract.STATUS_BYTES)).get("nonce"))
-            connection.request("GET", path, headers={contract.PROOF_HEADER: f"{nonce} {keys.question(questions, nonce, path)}"})
-            answer = connection.getresponse()
-            body = answer.read(contract.STATUS_BYTES)
-        except http.client.HTTPException as error:
-            raise OSError(f"{host}:{port}{path} answers what is no HTTP: {type(error).__name__}") from None
-    if answer.status != 200:
-        raise OSError(f"{host}:{port}{path} answers {answer.status}")
-    if not keys.same(answer.headers.get(contract.ANSWER_HEADER, ""), keys.answer(questions, nonce, path, body)):
-        raise OSError(f"{host}:{port}{path}: the process that answers does not have the key of this run")
-    return _object(body)
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        told = json.loads(raw)
-    except RecursionError:
-        raise ValueError("an answer nested too deep") from None
-    if not isinstance(told, dict):
-        raise ValueError(f"an answer is a {type(told).__name__}, expected an object")
-    return told

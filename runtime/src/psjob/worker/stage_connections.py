@@ -31,9 +31,10 @@ from psjob.wire import shared_memory, tcp
 from psjob.wire.auth import GREETING_BYTES, Peer, ShardIdentity, Unproven
 from psjob.wire.event_loop import NonBlockingStream, Sending
 from psjob.wire.frame import MAX_JSON, Flag, Header, Kind, WireError, dump
-from psjob.wire.handshake import StreamPool, admit, greet
+from psjob.wire.handshake import admit, greet
 from psjob.wire.reading import HELLO_SECONDS, StreamClosed, Wants
 from psjob.wire.shared_memory import Region, RingAllocator, SharedMemoryBroker, copy_in
+from psjob.wire.stream_pool import StreamPool
 from psjob.wire.tcp import Stream
 from psjob.wire.unauthenticated import one_line
 from psjob.worker.rendezvous import DIAL_SECONDS
