@@ -173,7 +173,10 @@ def test_no_cluster_no_context_no_kubeconfig(control_plane: Cluster, tmp_path: P
 def test_finished_jobs_are_cleaned(control_plane: Cluster, job_api: Api, namespace: str) -> None:
     for name in ("old", "fresh"):
         job_api.create(namespace, {**GOOD, "metadata": {"name": name}})
-    job_api.merge(namespace, "old", {"status": {"phase": "Complete", "completionTime": "2020-01-01T00:00:00Z"}}, status=True)
+    said = {"type": "Complete", "status": "True", "reason": "Completed", "message": "", "observedGeneration": 1}
+    said |= {"lastTransitionTime": "2020-01-01T00:00:00Z"}
+    over = {"phase": "Complete", "completionTime": "2020-01-01T00:00:00Z", "conditions": [said]}
+    job_api.merge(namespace, "old", {"status": over}, status=True)
     shown = psjob(control_plane, "clean", "-n", namespace, "--dry-run")
     assert shown.stdout.startswith("old  Complete") and len(shown.stdout.splitlines()) == 1, shown.stderr
     assert "add --yes" in psjob(control_plane, "clean", "-n", namespace).stderr

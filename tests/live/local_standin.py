@@ -21,7 +21,7 @@ import hashlib, http.server, json, os, signal, sys, threading, time
 from psjob_operator import keys
 env = os.environ
 config = json.load(open(env["PSJOB_CONFIG"]))
-questions = keys.read(open(env["PSJOB_KEYS"]).read())["questions"]
+questions = keys.parse_keys(open(env["PSJOB_KEYS"]).read())["questions"]
 index, attempt = int(env["PSJOB_INDEX"]), int(env["PSJOB_ATTEMPT"])
 run = os.path.join(env["PSJOB_CHECKPOINTS"], env["PSJOB_RUN"])
 kept = os.path.join(run, "step")

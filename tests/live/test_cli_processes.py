@@ -57,7 +57,7 @@ def test_a_reader_that_goes_away_gets_no_traceback(tmp_path: Path) -> None:
     assert done.stdout.startswith("Net on 4-hosts") and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("entry", ["main", "complete"])
+@pytest.mark.parametrize("entry", ["main", "complete_command_line"])
 def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(entry: str) -> None:
     program = f"""
 import os, signal, sys
@@ -74,7 +74,7 @@ from psjob_client.cli.entry import {entry}
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ended.returncode == -signal.SIGINT and ended.stdout + ended.stderr == ""
     scripts = tomllib.loads((ROOT / "client" / "pyproject.toml").read_text())["project"]["scripts"]
-    assert set(scripts.values()) == {f"psjob_client.cli.entry:{name}" for name in ("main", "complete")}
+    assert set(scripts.values()) == {f"psjob_client.cli.entry:{name}" for name in ("main", "complete_command_line")}
 
 
 def test_the_program_that_kubectl_looks_for_completes_words(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from psjob.process.errors import Refused
 from psjob.resume import record
 from psjob.rules.base import of_worker
 from psjob.shard.block import ParameterBlock
-from psjob.worker import compression, session
+from psjob.worker import compression, local_updates
 from tests.live.live_shards import NEVER, Shards, Worker, all_well, eventually, serving, together
 from tests.live.training import batch, build, learn, loss_of, steps, train_step, whole_loss
 from tests.support.quick import rest_rotates
@@ -340,7 +340,7 @@ def recorded(worker: Worker) -> int:
 def test_what_two_keep_for_the_record_is_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Either would fit: a codec's left-out numbers, and the momentum."""
     needs = sum(p.nbytes for p in build().parameters())
-    for module in (session, compression):
+    for module in (local_updates, compression):
         monkeypatch.setattr(module, "LIMIT", needs + 100)
     with serving(tmp_path, workers=1, compression=CompressionConfig("int8"), **SLIM) as shards:
         model = build()

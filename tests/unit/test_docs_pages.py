@@ -133,7 +133,7 @@ NAMED = {
 }
 """Constants of modules that are text."""
 WORD = re.compile(r"[A-Z][A-Za-z]+")
-PLACES = {"Say": 1, "Trouble": 1, "starting": 0, "running": 0, "_stall": 1, "_wait": 1, "Ending": 1}
+PLACES = {"Say": 1, "Trouble": 1, "starting_conditions": 0, "running_conditions": 0, "_stall": 1, "_wait": 1, "TerminalPhase": 1}
 """Calls that make a condition, and the place of its reason."""
 
 

@@ -12,7 +12,7 @@ import networkx
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
-FILES = 333
+FILES = 334
 """Source files of runtime, operator and client together, at most."""
 LINES = 86_550
 """Lines of Python in them, at most."""

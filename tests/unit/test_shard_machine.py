@@ -63,7 +63,7 @@ def kinds(actions: Sequence[e.Action]) -> list[str]:
 
 def test_a_snapshot_is_held_then_written_and_both_are_told() -> None:
     told = Told().serving()
-    assert kinds(told.order(SNAPSHOT)) == ["AskRecords", "TellCoordinator", "Hold"]
+    assert kinds(told.order(SNAPSHOT)) == ["AskRecords", "TellCoordinator", "HoldBlocks"]
     assert told.do(e.Armed(7)) == []
     held = told.do(e.Held(7))
     assert said(held) == ["held"] and kinds(held) == ["TellCoordinator", "Release", "Write"]
@@ -84,9 +84,9 @@ def test_a_snapshot_of_decided_pushes_is_late_while_the_files_of_another_are_giv
     told.do(e.Ordered(o.Void(7)))
     clocks = [[rank, 4] for rank in range(WORKERS)]
     later = told.order(SNAPSHOT | {"snapshot": 8, "clocks": clocks})
-    assert said(later) == ["late"] and "Hold" not in kinds(later)
-    assert "Hold" not in kinds(told.do(e.GaveUp(7))), "by then its blocks have moved on"
-    assert "Hold" in kinds(told.order(SNAPSHOT | {"snapshot": 9, "clocks": clocks}))
+    assert said(later) == ["late"] and "HoldBlocks" not in kinds(later)
+    assert "HoldBlocks" not in kinds(told.do(e.GaveUp(7))), "by then its blocks have moved on"
+    assert "HoldBlocks" in kinds(told.order(SNAPSHOT | {"snapshot": 9, "clocks": clocks}))
 
 
 def test_a_snapshot_with_marks_waits_for_every_live_worker() -> None:
@@ -115,7 +115,7 @@ def test_one_writer_at_a_time_even_when_its_snapshot_is_void() -> None:
     told.order({"do": "void", "snapshot": 8})
     assert told.order(SNAPSHOT | {"snapshot": 9}) == []
     acts = told.do(e.GaveUp(7))
-    assert said(acts) == ["ready"] and kinds(acts)[-1] == "Hold"
+    assert said(acts) == ["ready"] and kinds(acts)[-1] == "HoldBlocks"
     assert said(told.do(o.SnapshotVoided(0, 7))) == ["voided"]
 
 
@@ -268,14 +268,14 @@ def test_a_silent_coordinator_is_dialled_anew() -> None:
     told.now += SILENCE_SECONDS
     assert told.do(e.Tick()) == []
     told.now += 0.1
-    assert kinds(told.do(e.Tick())) == ["HangUp", "Log", "Dial"]
+    assert kinds(told.do(e.Tick())) == ["CloseStream", "Log", "DialCoordinator"]
     assert told.do(e.Lost(1)) == [], "it was hung up on"
 
 
 def test_a_coordinator_that_was_never_met_is_looked_for_only_so_long() -> None:
     told = linked()
     told.now = 59.0
-    assert kinds(told.do(e.Unreached())) == ["Dial"]
+    assert kinds(told.do(e.Unreached())) == ["DialCoordinator"]
     told.now = 61.0
     (end,) = told.do(e.Unreached())
     assert isinstance(end, e.ExitProcess) and end.code == contract.EXIT_RETRY and "host:1 was not found in 60 s" in end.text
@@ -289,7 +289,7 @@ def test_a_coordinator_that_was_never_met_is_looked_for_only_so_long() -> None:
 def test_an_order_that_does_not_fit_ends_the_stream_and_in_shard_0_the_process() -> None:
     told = linked()
     told.do(e.Connected(1))
-    assert kinds(told.do(e.Misfit("order 9 follows on 1"))) == ["HangUp", "Log", "Dial"]
+    assert kinds(told.do(e.Misfit("order 9 follows on 1"))) == ["CloseStream", "Log", "DialCoordinator"]
     assert Told().serving().do(e.Misfit("order 9 follows on 1")) == [e.ExitProcess(1, "order 9 follows on 1")]
 
 

@@ -27,7 +27,7 @@ def data_name(term: int, snapshot: int, shard: int, attempt: int) -> str:
 
 
 def claim(volume: Volume, pod: str, term: int) -> Job:
-    """As `checkpoint.claim.claim`."""
+    """As `checkpoint.claim.claim_term`."""
     yield from check(volume, pod, term)
     yield volume.seconds(pod)
     new = volume.exclusive(pod, f"CLAIM-{term:06d}", pod)
@@ -38,7 +38,7 @@ def claim(volume: Volume, pod: str, term: int) -> Job:
 
 
 def check(volume: Volume, pod: str, term: int, owner: bool = True) -> Job:
-    """As `checkpoint.claim.check`. Raises Fenced."""
+    """As `checkpoint.claim.check_claim`. Raises Fenced."""
     names = yield from volume.listing(pod)
     terms = [int(match[1]) for name in names if (match := _CLAIM.fullmatch(name))]
     if not terms or max(terms) < term:
@@ -56,7 +56,10 @@ def highest_claim(volume: Volume) -> int:
 
 
 def newest(volume: Volume, pod: str, passed: frozenset[str] = frozenset()) -> Job:
-    """As `checkpoint.manifest.newest`: (manifest or None, what was passed over). What it lists must be there; its bytes are not read."""
+    """As `checkpoint.manifest.newest_manifest`: (manifest or None, what was passed over).
+
+    What it lists must be there; its bytes are not read.
+    """
     problems: list[str] = []
     names = yield from volume.listing(pod)
     found = sorted(((int(m[1]), int(m[2]), name) for name in names if (m := _MANIFEST.fullmatch(name))), reverse=True)

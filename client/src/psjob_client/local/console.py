@@ -51,7 +51,7 @@ BAR = 60
 APART = "  "
 WORKER_STATES = {"joined": "training", "left": "done", "absent": "not here", "lost": "lost"}
 MOST_STEPS = 16
-"""Workers at steps of their own, of which each is told; of more the first and the last step."""
+"""Up to so many workers at steps of their own are listed one by one; of more, the first and the last step are."""
 CLOSE = 1
 """Steps between the first and the last worker in sync, which are not worth a number."""
 

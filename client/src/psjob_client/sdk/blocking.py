@@ -6,18 +6,15 @@ already. Docstrings of `Client` are the promise of each verb; those of `Job` are
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import os
 import re
-import threading
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from psjob_client.jobs.view import CheckpointView, EventView, HistoryView, JobView, LogLine, SpanView, job_html, notebook_board
-from psjob_client.problems import JobProblem
 from psjob_client.sdk.client import DAY, AsyncClient, AsyncJob
+from psjob_client.sdk.event_loop import iterate, run
 from psjob_client.sdk.manifest import Train
 from psjob_operator.api.status import Phase
 
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 OnInterrupt = Literal["detach", "suspend", "delete"]
 T = TypeVar("T")
 Verb = TypeVar("Verb", bound=Callable[..., object])
-_END: Any = object()
 BOARD_SECONDS = 1.0
 """Seconds between two pictures."""
 
@@ -613,56 +609,3 @@ class Job:
         """End a job and forget it: on this machine with its checkpoints, on a cluster without those of a claim that is retained."""
         __tracebackhide__ = True
         run(self._core.delete(timeout=timeout))
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run on the loop's thread and wait. An interrupt (Ctrl-C, a notebook's stop) cancels it.
-
-    A JobProblem is raised as if it came from here: where it happened on the loop tells a user nothing.
-    """
-    __tracebackhide__ = True
-    future = asyncio.run_coroutine_threadsafe(work, _loop())
-    try:
-        return future.result()
-    except JobProblem as problem:
-        told = problem.with_traceback(None)
-    except BaseException:
-        future.cancel()
-        raise
-    raise told from None
-
-
-def iterate(source: AsyncIterator[T]) -> Iterator[T]:
-    """What an asynchronous iterator gives, an item at a time; it is closed when this one is."""
-    __tracebackhide__ = True
-
-    async def following() -> T:
-        return await anext(source, _END)
-
-    async def closing() -> None:
-        close = getattr(source, "aclose", None)
-        if close is not None:
-            await close()
-
-    try:
-        while (item := run(following())) is not _END:
-            yield item
-    finally:
-        run(closing())
-
-
-class _Background:
-    """The loop and its thread; a forked process has one of its own."""
-
-    pid = 0
-    loop: asyncio.AbstractEventLoop | None = None
-    lock = threading.Lock()
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    with _Background.lock:
-        if _Background.loop is None or _Background.pid != os.getpid():
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="psjob-client", daemon=True).start()
-            _Background.loop, _Background.pid = loop, os.getpid()
-        return _Background.loop

@@ -110,7 +110,7 @@ class JobStatus(StatusModel):
 
     @property
     def end(self) -> Terminal | None:
-        """The condition that ended the job; None of one that goes on."""
+        """The condition that ended the job; None if it has not ended."""
         return next((kind for kind in TERMINAL if self.holds(kind)), None)
 
     @property

@@ -67,8 +67,8 @@ ENV_ENCRYPTION: Final = "PSJOB_ENCRYPTION"
 KEYS: Final = """A run has three keys of 32 random bytes: `workers`, `shards` and `questions`. No process but the planner makes them.
 
 The file of a process has one line `name key` for each of its keys; a key is written as 64 hex digits:
-worker: of a worker, keys.worker(workers, index, start)
-shard: of a shard, keys.shard(shards, index, attempt)
+worker: of a worker, keys.worker_key(workers, index, start)
+shard: of a shard, keys.shard_key(shards, index, attempt)
 workers: of every shard, which derives the key of each worker that dials it
 shards: of shard 0, which derives the key of each shard that dials it
 questions: of every shard, for the status port

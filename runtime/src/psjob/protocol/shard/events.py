@@ -181,7 +181,7 @@ Event = (
     | Armed | TooLate
     | Held | SnapshotWritten | Failed | GaveUp | SnapshotVoided | Placed | Unread | WorkerPositions | RunIsOver | Terminated
 )  # fmt: skip
-"""What came of an order that the machine passes on is what the coordinator is told."""
+"""The machine passes an order on; its result is what the coordinator hears."""
 
 
 # -- what it wants done ------------------------------------------------------------------------------
