@@ -59,8 +59,9 @@ def compare(road: str, section: str, trace: Path, windows: Sequence[tuple[int, i
     told = re.search(rf"^\| {re.escape(road)} \| (\d+) \|", WALK.read_text(), re.MULTILINE)
     assert told, f"{WALK.name} has no row {road!r} with a number of files"
     reached, files = set(), set()
+    found = arrivals(trace)
     for began, end in windows:
-        for arrival in arrivals(trace):
+        for arrival in found:
             if began <= arrival.nanoseconds <= end:
                 reached.add(arrival.stop)
                 files |= {file for file, entered in arrival.calls if entered >= began}
