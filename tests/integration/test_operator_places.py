@@ -21,7 +21,9 @@ from tests.support.cluster_fixtures import Cluster
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 RUN_SECONDS = 10.0
-"""A new job of the other namespace runs within this time."""
+"""A new job of the other namespace runs within this time, or within twice what a job took before, on a slow machine."""
+TRIES = 3
+"""What else runs on the machine may hold one job up; a namespace that keeps others waiting holds up each."""
 REST_SECONDS = 6.0
 
 
@@ -50,6 +52,11 @@ def runs(place: World, name: str, node: str) -> float:
     began = time.monotonic()
     place.trains(name, workers=1, node=node)
     return time.monotonic() - began
+
+
+def soon_runs(place: World, name: str, node: str, before: float) -> bool:
+    """Does a new job run as soon as one did before what happened to the other namespace?"""
+    return any(runs(place, f"{name}{number}", node) < max(RUN_SECONDS, 2 * before) for number in range(TRIES))
 
 
 def refused(operator: Operator) -> list[str]:
@@ -106,7 +113,7 @@ def test_one_namespace_is_lost_and_the_other_goes_on(places: tuple[World, World]
     stays, other = places
     node = stays.node(f"{stays.namespace}-n")
     operator = stays.operator(f"--namespace={other.namespace}", url=proxy.url)
-    runs(stays, "a", node)
+    before = runs(stays, "a", node)
     runs(other, "b", node)
     harm(what, other)
     proxy.gone()
@@ -114,12 +121,12 @@ def test_one_namespace_is_lost_and_the_other_goes_on(places: tuple[World, World]
     assert refused(operator) == [f'psjob_operator_namespace_refused{{namespace="{other.namespace}"}} 1.0']
     time.sleep(25)  # longer than the watch of jobs bears a refusal
     assert operator.ready(), stays.story()
-    assert runs(stays, "c", node) < RUN_SECONDS
+    assert soon_runs(stays, "c", node, before), stays.story()
     at_rest(stays)
     # A start finds it so, and is ready all the same.
     operator.kill()
     operator.start()
-    assert runs(stays, "d", node) < RUN_SECONDS
+    assert soon_runs(stays, "d", node, before), stays.story()
     at_rest(stays)
     if what == "the Role":
         other.allow()
@@ -147,7 +154,7 @@ def test_two_releases_that_write_one_policy_in_turns_come_to_rest_and_say_so(pla
     node = place.node(f"{place.namespace}-n")
     for number in (1, 2):
         place.operator("--network-policy", json.dumps({"namespaceSelector": {"matchLabels": {"release": f"r{number}"}}}))
-    runs(place, "a", node)
+    before = runs(place, "a", node)
     place.until("a condition", lambda: "Contended" in place.conditions("a"))
     said = place.conditions("a")["Contended"]
     assert said["status"] == "True" and "NetworkPolicy/a-" in said["message"], said
@@ -160,5 +167,5 @@ def test_two_releases_that_write_one_policy_in_turns_come_to_rest_and_say_so(pla
     assert all(f'psjob_job_contended{{job="a",namespace="{place.namespace}"}} 1.0' in page for page in pages), pages[0][-3000:]
     # The job trains on, and new ones come to run beside it.
     assert place.status("a")["phase"] == "Running" and place.status("a")["restarts"]["total"] == 0
-    assert runs(place, "b", node) < RUN_SECONDS
+    assert soon_runs(place, "b", node, before), place.story()
     at_rest(place)
