@@ -22,11 +22,11 @@ CHECKPOINTS = {"everySteps": 25, "periodSeconds": 3600, "keep": 100}
 def run(
     folder: Path, *what: str, gates: str = "", way: str = "shared", codecs: tuple[str, str] = ("none", "none"), epochs: int = EPOCHS
 ) -> Ran:
-    """`way`: shared memory, tcp, or overlap; `codecs` are of pushes and pulls."""
-    words = ["stateful.py", str(epochs), gates, "overlap" if way == "overlap" else ""]
+    """`way`: shared memory, tcp, overlap, or one or both as on a GPU (staged); `codecs` are of pushes and pulls."""
+    words = ["stateful.py", str(epochs), gates, *way.split()]
     training = {"compression": {"push": codecs[0], "pull": codecs[1], "ratio": 0.05}, "transport": "tcp" if way == "tcp" else "auto"}
     ran = train(folder, manifest(folder, words, workers=2, shards=2, checkpoint=CHECKPOINTS, training=training), *faults(*what))
-    assert ran.summary["transport"] == ("shared" if way == "shared" else "tcp")
+    assert ran.summary["transport"] == ("tcp" if way in ("tcp", "overlap") else "shared")
     return ran
 
 
@@ -39,11 +39,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.timeout(2000)
-def test_a_killed_shard_and_a_killed_worker_change_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["shared", "staged", rotating("staged overlap")])
+def test_a_killed_shard_and_a_killed_worker_change_no_bit(tmp_path: Path, way: str) -> None:
     """Dropout, batch norm, a schedule and shuffled data of loader processes go back with the workers."""
     undisturbed = run(tmp_path / "undisturbed", epochs=2)
     what = ("kill:shard-1@step=45", "kill:worker-1@step=60")
-    hit = run(tmp_path / "hit", *what, gates="33:25", epochs=2)
+    hit = run(tmp_path / "hit", *what, gates="33:25", way=way, epochs=2)
     assert [recovery["fault"] for recovery in hit.summary["recoveries"]] == list(what)
     check_recovery(hit.summary["recoveries"][0], manifests=1)
     assert hit.summary["attempts"] == [1, 2] and hit.summary["updates_lost"] == 0
@@ -53,7 +54,7 @@ def test_a_killed_shard_and_a_killed_worker_change_no_bit(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(2000)
-@pytest.mark.parametrize("way", [rotating("shared"), soak("tcp"), soak("overlap")])
+@pytest.mark.parametrize("way", [rotating("shared"), *map(soak, ("tcp", "overlap", "staged", "staged overlap"))])
 def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: Ran, way: str) -> None:
     what = ("kill:shard-1@step=70", "kill:shard-0@step=145", "kill:worker-1@step=190")
     hit = run(tmp_path / "hit", *what, gates="55:50,130:125", way=way)

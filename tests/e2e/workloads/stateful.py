@@ -1,6 +1,6 @@
 """A script with everything that a rewind must put back: Dropout, BatchNorm, MultiStepLR, shuffled data and loader processes.
 
-As a script: `python stateful.py EPOCHS GATES [overlap]`. Its dataset draws random noise in the loader process.
+As a script: `python stateful.py EPOCHS GATES [overlap] [staged]`. Its dataset draws random noise in the loader process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import psjob as ps
 from tests.e2e.workloads.gates import Gates
+from tests.e2e.workloads.on_a_gpu import stage_as_on_a_gpu
 
 SAMPLES, BATCH = 800, 10
 
@@ -55,4 +56,6 @@ def main(epochs: int, gates: Gates, overlap: bool) -> None:
 
 
 if __name__ == "__main__":
+    if "staged" in sys.argv[3:]:
+        stage_as_on_a_gpu()
     main(int(sys.argv[1]), Gates(sys.argv[2] if len(sys.argv) > 2 else ""), "overlap" in sys.argv[3:])

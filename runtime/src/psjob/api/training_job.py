@@ -41,12 +41,13 @@ from psjob.protocol.worker.local_group import split_records
 from psjob.resume import record
 from psjob.rules import optimizers
 from psjob.worker import exits
-from psjob.worker.exchange import Exchange, GradientClip, Staging
+from psjob.worker.exchange import Exchange, GradientClip
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.local_group import session_at
 from psjob.worker.local_updates import LocalRounds, WorkerSideRule
 from psjob.worker.overlap import Overlap, install, tree_of
 from psjob.worker.rows import Carried
+from psjob.worker.staging import Staging
 
 JOIN_SECONDS = 5.0
 WATCHED = 8

@@ -3,18 +3,13 @@
 The script's thread pushes and pulls; a link's thread calls `payload` when it sends a request again and `land` when an answer
 comes. What both sides use is guarded by the worker's condition. A worker has a share of the gradients that a shard may hold: all
 shares together are the shard's budget.
-
-`Staging` has blocks of a model in this host's memory: gradients copied out of where they were computed, weights copied in. If the model
-lies on a GPU the memory is pinned and each direction copies on a stream of its own, beside what computes. Events say when a block is
-copied. Gradients leave all together, and answers come back as they land. On the CPU the same calls copy at once.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -57,7 +52,7 @@ class Exchange:
         self.deferred, self.overlaps = deferred, overlaps
         self.beside = deferred or overlaps
         """Blocks are sent by threads of the lanes even where there is one lane: bytes are sent while others are made."""
-        self.lends = self.memory.lends and not self.beside
+        self.lends = self.memory.lends and not deferred
         """Blocks may lie in memory that this worker and a shard of its host lend each other."""
         self.watched = True
         """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""
@@ -79,7 +74,7 @@ class Exchange:
         """A GradScaler is at work: some worker may have found inf, and then this clock counts for nothing."""
         self.finite = FiniteCheck(rows)
         self.compression = WorkerCompression(state.place, state.layout)
-        self.sharing = Sharing(state.layout, state.mode.steady)
+        self.sharing = self.memory.share(state.layout, state.mode.steady)
         self.present = 1
         """Processes of this worker whose gradients are in a push."""
         self._scale = 1.0
@@ -114,10 +109,10 @@ class Exchange:
         none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
         info = self.tell_hyperparameters(hyperparameters, none)
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
+        self.sharing.begin(grads, scale != 1.0)
         self.sources, self._scale = grads or (), scale
         self.compression.begin(state.clock, frozenset(none), self.may_skip or self.finite.may_skip)
         self.skipped = False
-        self.sharing.begin(grads, scale != 1.0)
         self.rows.push(flags, info, self.newest_version)
         return lambda block: state.header(
             Kind.PUSH, block=block.index, clock=state.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
@@ -156,7 +151,12 @@ class Exchange:
     # -- both sides ----------------------------------------------------------------------------
 
     def stage(self, link: ShardConnection, header: Header) -> tuple[int, int] | None:
-        """Bring what a request carries into lent memory; its place there, of length 0 where it carries nothing. None: send it."""
+        """Bring what a request carries into lent memory; its place there, of length 0 where it carries nothing. None: send it.
+
+        A push waits until nobody reads the block's last answer.
+        """
+        if header.kind is Kind.PUSH:
+            self.memory.release(header.block)
         beyond = not self.sharing.steady and len(link.outstanding) > SLOTS  # for those answers there is no room
         if not link.shared or header.kind not in (Kind.PUSH, Kind.PULL) or beyond or self._answered(header):
             return None
@@ -233,7 +233,7 @@ class Exchange:
 
     def _unscaled(self, block: int, pack: Pack) -> torch.Tensor:
         flat = self.memory.leaving(block, pack, self.sources)
-        return flat if self._scale == 1.0 else torch.mul(flat, self._scale, out=pack.flat)
+        return flat if self._scale == 1.0 or self.sharing.scaled(block) else torch.mul(flat, self._scale, out=pack.flat)
 
     def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""
@@ -322,6 +322,13 @@ class ModelMemory:
 
     lends = True
     """They may lie in memory that this worker and a shard of its host lend each other."""
+
+    def share(self, layout: Layout, steady: bool) -> Sharing:
+        """What this worker and the shards of its host lend each other."""
+        return Sharing(layout, steady)
+
+    def release(self, block: int) -> None:
+        """Wait until nobody reads the memory in which the block's last answer lay. A shard may write there after the next push."""
 
     def gather(self, block: int, gradients: Sequence[torch.Tensor | None]) -> None:
         """Begin to copy the block's gradient out of these, by row of the table, where it does not leave from there."""
@@ -428,155 +435,3 @@ def _first_bad(tensors: Sequence[torch.Tensor | None]) -> int | None:
         if all(bool(torch.isfinite(torch.stack(sums)).all()) for sums in by_device.values()):
             return None
         return next((place for place, tensor in floats if not bool(torch.isfinite(tensor).all())), None)
-
-
-class Staging(ModelMemory):
-    """Between the model and the wire. The copies of a block continue while others are sent or received.
-
-    `device` is where the parameters lie. `lands`: answers are staged too (a GPU needs that; else they land in the model itself).
-
-    `stage`: there is memory only for the blocks of this stage; None: for all.
-    """
-
-    lends = False  # they leave from pinned memory
-
-    def __init__(self, layout: Layout, device: torch.device, lands: bool | None = None, stage: int | None = None) -> None:
-        self.layout = layout
-        self._apart = device.type == "cuda"
-        """Copies are only begun by the call that asks for them."""
-        self.lands = device.type == "cuda" if lands is None else lands
-        self._out, self._into = StagingSide(device), StagingSide(device)
-        self._gradients = _arena(layout, device, stage)
-        self._weights = _arena(layout, device, stage) if self.lands else {}
-        self._pieces: list[list[tuple[int, torch.Tensor, int]]] = [
-            [
-                (b.index, self._gradients[b.index].flat[p.block_offset : p.block_offset + p.length], p.tensor_offset)
-                for b, p in layout.pieces_of(row)
-                if b.index in self._gradients
-            ]
-            for row in range(len(layout.table))
-        ]
-        """By row: block, place in its memory, offset in the tensor."""
-        self._copied: dict[int, torch.cuda.Event | None] = {}
-        self._landed: dict[int, torch.cuda.Event | None] = {}
-
-    # -- gradients -----------------------------------------------------------------------------
-
-    def put(self, row: int, gradient: torch.Tensor | None, only: int | None = None) -> None:
-        """Begin to copy a gradient (None: zeros) to its places in all blocks, or in block `only`."""
-        source = None if gradient is None else gradient.detach().reshape(-1)
-        with self._out.beside(source):
-            for block, view, start in self._pieces[row]:
-                if only is not None and block != only:
-                    continue
-                if source is None:
-                    view.zero_()
-                else:
-                    view.copy_(source[start : start + view.numel()], non_blocking=self._apart)
-
-    def gather(self, block: int, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Begin to copy all of a block; gradients by table row, None: zeros."""
-        for row in dict.fromkeys(piece.tensor for piece in self.layout.blocks[block].pieces):
-            self.put(row, gradients[row], only=block)
-        self.copied(block)
-
-    def copied(self, block: int) -> None:
-        """All of the block has been put; what comes after is not waited for."""
-        self._copied[block] = self._out.event()
-
-    def gradient(self, block: int) -> torch.Tensor:
-        """The block's gradient, 1-D; waits until it is copied."""
-        _through(self._copied.get(block))
-        return self._gradients[block].flat
-
-    def leaving(self, block: int, pack: Pack, sources: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        return self.gradient(block)
-
-    # -- weights -------------------------------------------------------------------------------
-
-    def weights(self, block: int) -> torch.Tensor:
-        """Where an answer is received; waits until the one before has been copied on."""
-        _through(self._landed.pop(block, None))
-        return self._weights[block].flat
-
-    def expect(self) -> None:
-        """Weights that land from now on overwrite the model's only after what the calling thread has begun."""
-        self._into.fence()
-
-    def pieces(self, pack: Pack, targets: Sequence[torch.Tensor]) -> None:
-        """None: what lands is copied and told on, block by block."""
-        return
-
-    def landing(self, block: int, pack: Pack, targets: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
-        return (self.weights(block), lambda: self.take(block, targets)) if self.lands else super().landing(block, pack, targets)
-
-    def take(self, block: int, targets: Sequence[torch.Tensor | None]) -> None:
-        """Begin to copy a received block into the model."""
-        with self._into.behind_fence():
-            self._weights[block].scatter(targets, non_blocking=self._apart)
-        self._landed[block] = self._into.event()
-
-    def settle(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            event = self._landed.get(block)
-            if event is not None:
-                event.wait(torch.cuda.current_stream(self._into.device))
-
-
-class StagingSide:
-    """A stream beside the one that computes; on a device without streams everything is done in its turn."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._fence: torch.cuda.Event | None = None
-
-    @contextmanager
-    def beside(self, source: torch.Tensor | None) -> Iterator[None]:
-        """Copies from `source` come after what the current stream has begun, and keep its memory until they are through."""
-        with torch.no_grad():
-            if self._stream is None:
-                yield
-                return
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self._stream):
-                yield
-            if source is not None and source.is_cuda:
-                source.record_stream(self._stream)
-
-    def fence(self) -> None:
-        if self._stream is not None:
-            self._fence = torch.cuda.current_stream(self.device).record_event()
-
-    @contextmanager
-    def behind_fence(self) -> Iterator[None]:
-        with torch.no_grad():
-            if self._stream is None:
-                yield
-                return
-            if self._fence is not None:
-                self._stream.wait_event(self._fence)
-            with torch.cuda.stream(self._stream):
-                yield
-
-    def event(self) -> torch.cuda.Event | None:
-        """Comes to pass when what was begun here is through; None where that is now."""
-        return None if self._stream is None else self._stream.record_event()
-
-
-def _arena(layout: Layout, device: torch.device, stage: int | None) -> dict[int, Pack]:
-    """A pack a block, by index, each in memory of its own, all in one piece of it; pinned where a GPU copies."""
-    edge, blocks = 64, layout.of_stage(stage)
-    sizes = [-(-block.nbytes // edge) * edge for block in blocks]
-    flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda", device="cpu")
-    packs: dict[int, Pack] = {}
-    at = 0
-    for block, size in zip(blocks, sizes, strict=True):
-        packs[block.index] = Pack(block, flat[at : at + block.nbytes].view(getattr(torch, block.dtype)), layout.table)
-        at += size
-    return packs
-
-
-def _through(event: torch.cuda.Event | None) -> None:
-    if event is not None:
-        event.synchronize()

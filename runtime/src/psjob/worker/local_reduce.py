@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from psjob.collectives import local_sum
 from psjob.collectives.local_sum import CPU, NCCL, SHARED, TopoMatrix
+from psjob.layout import memory
 from psjob.layout.blocks import Layout
 from psjob.layout.memory import ALIGN, LentSpan
 from psjob.layout.packing import Pack
@@ -122,19 +123,17 @@ class PodMemory:
 
 
 def pin(owner: object, mapped: mmap.mmap, device: torch.device) -> bool:
-    """Pin memory in this process while `owner` lives, so that a GPU copies by itself and several times as fast. Is it?
-
-    It is released before it is unmapped: the driver would take what is mapped there next for the same.
-    """
+    """Page-lock memory in this process while `owner` lives. Is it?"""
     flat = torch.frombuffer(mapped, dtype=torch.uint8)
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):
-        if int(runtime.cudaHostRegister(flat.data_ptr(), flat.nbytes, 0)) == 0:
-            weakref.finalize(owner, runtime.cudaHostUnregister, flat.data_ptr()).atexit = False
-            return True
-        with contextlib.suppress(RuntimeError):  # CUDA keeps the refusal for the next kernel of this thread
-            torch.zeros(1, dtype=torch.uint8, device=device)
-    return False
+    if memory.page_lock(flat.data_ptr(), flat.nbytes, device):
+        return False
+    weakref.finalize(owner, _unpin, flat.data_ptr(), device, os.getpid()).atexit = False
+    return True
+
+
+def _unpin(address: int, device: torch.device, pid: int) -> None:
+    if os.getpid() == pid:  # a fork has no GPU
+        memory.page_unlock(address, device)
 
 
 def size_of(layout: Layout, processes: int) -> int:

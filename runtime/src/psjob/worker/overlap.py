@@ -27,9 +27,10 @@ from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.worker.connection import WorkerLane
-from psjob.worker.exchange import WAITS_FOR, Exchange, Gradients, Groups, Staging
+from psjob.worker.exchange import WAITS_FOR, Exchange, Gradients, Groups
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import Rows
+from psjob.worker.staging import Staging
 
 
 class Readiness:
@@ -245,7 +246,9 @@ class Overlap:
         self._staged: dict[int, tuple[torch.Tensor | None, int]] = {}
         """By row: the gradient that was staged since the last step, and its version then."""
         self._issued: set[int] = set()
-        """Blocks that were queued as early data since the last step."""
+        """Blocks that were queued as early data since the last step, or that their shard reads where they lie."""
+        self._lying: set[int] = set()
+        """Of these, the latter."""
         self._early: dict[int, tuple[WorkerLane, int]] = {}
         """By block: on which stream its newest early data went, and which contents that were."""
         self._contents = [0] * len(layout.blocks)
@@ -289,11 +292,16 @@ class Overlap:
         self.staging.copied(index)
         self._renew(index)
         state = self.state
+        link = self.links[state.owner[index]]
+        if link.shared and state.mode.steady:  # a push names its place, where it lies already
+            self._issued.add(index)
+            self._lying.add(index)
+            return
         if index not in self._issued and not self._may_hold(index):
             return
         self._issued.add(index)
         header = state.header(Kind.EARLY, block=index, clock=state.clock, request=self._contents[index])
-        self.links[state.owner[index]].send_block(header)
+        link.send_block(header)
 
     def _may_hold(self, index: int) -> bool:
         """Does the early credit of the block's shard reach for it? Where it does not, the block is pushed whole at the step."""
@@ -316,16 +324,18 @@ class Overlap:
         state.check()
         exchange.finish()
         self._learn()
-        early = [] if grads is None or skip else self._unchanged(grads)
+        early = [] if grads is None or skip else [index for index in self._unchanged(grads) if not self._lies_unshared(index)]
         make = exchange.begin(grads, hyperparameters, skip, scale)
         exchange.expect(targets)
         for index in sorted(early, key=self.order):
             exchange.request(self.links[state.owner[index]], make, state.layout.blocks[index])
         self._push_rest(make, set(early), None if skip else grads)
+        self.staging.keep_back()
         state.stepped()
         self._readiness.step_made()
         self._staged.clear()
         self._issued.clear()
+        self._lying.clear()
         torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
         if state.reduces:
             exchange.finish()
@@ -353,10 +363,14 @@ class Overlap:
                 early.append(index)
         return early
 
+    def _lies_unshared(self, index: int) -> bool:
+        """Was the block left for its shard to read where it lies, and the shard cannot any more?"""
+        return index in self._lying and not self.links[self.state.owner[index]].shared
+
     def _changed(self, row: int) -> str:
         name = self.state.layout.table[row].name
         return (
-            f"the gradient of {name} was changed after overlap had sent it (clipping, unscaling, or adding to it by hand). "
+            f"the gradient of {name} was changed after overlap had taken it (clipping, unscaling, or adding to it by hand). "
             "Call attach without overlap=True, or leave gradients as backward makes them"
         )
 
@@ -371,7 +385,8 @@ class Overlap:
             if block.index in early:
                 continue
             link = self.links[state.owner[block.index]]
-            self.exchange.await_credit(link, block.nbytes, early)
+            if not (link.shared and state.mode.steady):
+                self.exchange.await_credit(link, block.nbytes, early)
             self._renew(block.index)
             if grads is not None:
                 self.staging.gather(block.index, grads)
@@ -443,13 +458,22 @@ class AwaitedStaging(Staging):
 
         def done() -> None:
             put()
-            # A graph that has read the block too early is refused by torch.
-            rows = [targets[row] for row in pack.rows]
-            torch.autograd.graph.increment_version([t for t in rows if not t.is_inference()])
+            _count(pack, targets)
 
         return flat, done
+
+    def arrive(self, block: int, targets: Sequence[torch.Tensor], source: Pack) -> None:
+        if block in self.awaited:
+            super().arrive(block, targets, source)
+            _count(source, targets)
 
     def landed(self, block: int) -> bool:
         counts = block in self.awaited
         self.awaited.discard(block)
         return counts
+
+
+def _count(pack: Pack, targets: Sequence[torch.Tensor]) -> None:
+    """Let torch refuse a graph that has read the block too early."""
+    rows = [targets[row] for row in pack.rows]
+    torch.autograd.graph.increment_version([t for t in rows if not t.is_inference()])

@@ -28,6 +28,13 @@ from psjob.wire import shared_memory
 from psjob.wire.frame import Header, WireError
 from psjob.wire.shared_memory import Region, Window
 
+
+def lent_pack(span: LentSpan, region: Region, index: int) -> Pack:
+    """A block in the place that it has in every region."""
+    block = span.layout.blocks[index]
+    return Pack(block, memory.lent(region, span.offsets[index], block.length, block.dtype), span.layout.table)
+
+
 _SEEN = "_psjob_pushed"
 """Set on a gradient that was pushed: where the next step finds it again, the script keeps it."""
 
@@ -39,7 +46,7 @@ class Arena:
         self.span = span
         self.region = Region.lend(span.size)
         layout = span.layout
-        self.packs = [Pack(b, memory.lent(self.region, span.offsets[b.index], b.length, b.dtype), layout.table) for b in layout.blocks]
+        self.packs = [lent_pack(span, self.region, block.index) for block in layout.blocks]
         self._homes: dict[int, torch.Tensor] = {}
         for row, spec in enumerate(layout.table):
             place = span.place(row)
@@ -150,19 +157,14 @@ class Mirror:
 
         The memory under the model's parameters is never changed for another while the script may read it.
         """
-        facts = os.fstat(region.fd)
-        which = (facts.st_dev, facts.st_ino)
-        if self._shown.get(index) == which:
+        if self._shown.get(index) == region.identity:
             return
         if self._homes:
             raise WireError(f"shard {index} lends other memory than the model lies in")
         self._blocks |= set(blocks)
         self.window.show(region.fd, joined_spans(self.span.pages(block) for block in sorted(blocks)))
-        self._shown[index] = which
-        layout = self.span.layout
-        for number in blocks:
-            block = layout.blocks[number]
-            self._packs[number] = Pack(block, memory.lent(region, self.span.offsets[number], block.length, block.dtype), layout.table)
+        self._shown[index] = region.identity
+        self._packs.update({number: lent_pack(self.span, region, number) for number in blocks})
 
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
         """Let each parameter live here whose blocks are all shown, that lies in one piece, and whose memory nobody else uses."""
@@ -278,17 +280,21 @@ class Sharing:
 
     def take(self, index: int, blocks: Sequence[int], offer: Mapping[str, Any]) -> Region:
         """Hand over the gradients' memory to shard `index` and take that of its answers. Raises OSError or WireError."""
-        size = int(offer["bytes"])
-        if self.steady and size != self.span.size:
-            raise WireError(f"shard {index} lends {size} bytes, expected {self.span.size}")
         with self._making:
             arena = self._arena = self._arena or Arena(self.span)
-        region = Region.borrow(shared_memory.fetch(str(offer["name"]), str(offer["token"]), arena.region.fd), size)
+        region = self.borrow(index, offer, arena.region)
         if self.steady:
             with self._making:
                 self._mirror = self._mirror or Mirror(self.span)
                 self._mirror.show(index, region, blocks)
         return region
+
+    def borrow(self, index: int, offer: Mapping[str, Any], lent: Region) -> Region:
+        """Hand `lent` over to shard `index` for what it offers. Raises OSError or WireError."""
+        size = int(offer["bytes"])
+        if self.steady and size != self.span.size:
+            raise WireError(f"shard {index} lends {size} bytes, expected {self.span.size}")
+        return Region.borrow(shared_memory.fetch(str(offer["name"]), str(offer["token"]), lent.fd), size)
 
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
         """In a steady mode, let the model's parameters live where the shards have them."""
@@ -319,15 +325,23 @@ class Sharing:
         assert self._arena is not None
         return self._arena.stage(block, grads, scale, self._kept)
 
+    def scaled(self, block: int) -> bool:
+        """Has the block's gradient, where it leaves from, been multiplied by the scale of its push already?"""
+        return False
+
     def land(self, header: Header) -> bool:
         """An answer lies in lent memory: copy it to those targets that do not live there. False: it has to be read as any other."""
         if self._mirror is None:
             return False
-        if (header.part, header.length) != self.place(header.block):
-            raise WireError(f"PARAM of block {header.block}: {header.length} bytes at {header.part}, expected {self.place(header.block)}")
+        self.check_place(header)
         if self._outside is not None:
             self._mirror.scatter(header.block, self._outside)
         return True
+
+    def check_place(self, header: Header) -> None:
+        """Raise WireError unless an answer lies where its block does."""
+        if (header.part, header.length) != self.place(header.block):
+            raise WireError(f"PARAM of block {header.block}: {header.length} bytes at {header.part}, expected {self.place(header.block)}")
 
     def refresh(self, block: int) -> None:
         """What of a block lives in its shard's memory is as the shard has it, whatever the script has written there."""
