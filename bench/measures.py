@@ -198,11 +198,14 @@ MEASURES: Sequence[Against | Alone] = (
     ),
     *(
         Against(
-            "device", f"{megabytes} MB on a GPU, 1 worker, 1 shard: a step of push and pull", ours("--what", "cuda", *words),
-            ((Program("psjob, the model on the CPU, by shared memory", "psjob_ps.py", (*SHARED, *words)), 0.0),
+            "device", f"{megabytes} MB on a GPU, workers × shards {workers} × {shards}, by shared memory: a step of push and pull",
+            ours("--what", "cuda", *SHARED, *words),
+            ((Program("psjob, the model on the GPU, by TCP", "psjob_ps.py", ("--what", "cuda", *words)), 0.0),
+             (Program("psjob, the model on the CPU, by shared memory", "psjob_ps.py", (*SHARED, *words)), 0.0),
              (Program("psjob, the model on the CPU, by TCP", "psjob_ps.py", words), 0.0)), on_request=True,
         )
-        for megabytes, words in ((100, ("--megabytes", "100")), (500, ("--megabytes", "500")))
+        for megabytes, workers, shards in ((100, 1, 1), (100, 1, 4), (100, 2, 4), (500, 1, 1))
+        for words in [("--megabytes", str(megabytes), "--workers", str(workers), "--shards", str(shards))]
     ),
     Alone("processes", "a worker of 2 processes: a step by the way in which they sum", Program("psjob", "processes.py")),
     Alone(

@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
     what.add_argument("--table", action="store_true", help="put in each fault of byhand.py, and print a table")
     what.add_argument("--random", type=int, metavar="N", help=f"draw so many faults from {', '.join(FOLDERS)}")
     parser.add_argument("--seed", type=int, help="of the draw (default: the number of commits, so that each CI run draws others)")
-    parser.add_argument("--ci", action="store_true", help=f"with --random: fail only if less than {ENOUGH:.0%} are noticed")
+    parser.add_argument("--ci", action="store_true", help=f"with --random: fail only if less than {ENOUGH:.0%}% are noticed")
     parser.add_argument(
         "--only", default="", metavar="WORDS", help="of the table those whose name, of the draw those whose file holds WORDS"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 PLAN = "operator/src/psjob_operator/plan"
 PSJOB = "runtime/src/psjob"
+LONG_COPIES = "tests/live/test_staging.py::test_a_model_whose_copies_take_long_has_the_same_bits"
 SAME_STEPS = "tests/tensors/test_restarted_scripts.py::test_a_restart_makes_the_same_steps"
 
 
@@ -184,5 +185,33 @@ BY_HAND = (
         "        return {**self._restored, **kept}\n",
         '        last, self.__dict__["_last"] = self.__dict__.get("_last", kept), kept\n        return {**self._restored, **last}\n',
         (f"{SAME_STEPS}[steps are counted in ps.state]",),
+    ),
+    ByHand(
+        "a gradient is announced before its copy is complete",
+        f"{PSJOB}/worker/staging.py",
+        "        _wait_for(self._copied.get(block))\n",
+        "        pass\n",
+        (f"{LONG_COPIES}[sync-slow]",),
+    ),
+    ByHand(
+        "a shard may overwrite an answer while it is copied",
+        f"{PSJOB}/worker/staging.py",
+        "        _wait_for(self._landed.get(block))\n",
+        "        pass\n",
+        (f"{LONG_COPIES}[sync-slow]",),
+    ),
+    ByHand(
+        "a worker leaves before its last answer is copied",
+        f"{PSJOB}/worker/staging.py",
+        "        for event in [*self._copied.values(), *self._landed.values()]:\n",
+        "        for event in ():\n",
+        (f"{LONG_COPIES}[sync-slow]",),
+    ),
+    ByHand(
+        "a gradient is changed before its copy is complete",
+        f"{PSJOB}/worker/overlap.py",
+        "        self.staging.keep_back()\n",
+        "",
+        (f"{LONG_COPIES}[sync-slow overlap]",),
     ),
 )

@@ -370,7 +370,7 @@ class Overlap:
     def _changed(self, row: int) -> str:
         name = self.state.layout.table[row].name
         return (
-            f"the gradient of {name} was changed after overlap had taken it (clipping, unscaling, or adding to it by hand). "
+            f"the gradient of {name} was changed after overlap had sent it (clipping, unscaling, or adding to it by hand). "
             "Call attach without overlap=True, or leave gradients as backward makes them"
         )
 

@@ -3,9 +3,9 @@
 Each direction copies on a stream of its own, beside what computes, and events say when a block is copied. Gradients leave all together,
 and answers come back as they land. On the CPU the same calls copy at once.
 
-The memory of the gradients is lent to the shards of this host, so a gradient crosses the bus and no byte of it is sent. Where the shards
-lend their answers too, these are copied to the GPU from there. Memory that a GPU copies from or to is page-locked, which lets the copy run
-beside the host; if a driver or a limit forbids that, the copy takes longer and a log line says so.
+The memory of the gradients is lent to the shards of this host, so a gradient crosses the bus and no byte of it is sent. If the shards
+lend their answers too, the GPU copies them from there. Memory that a GPU copies from or to is page-locked, so that the copy runs beside
+the host. If a driver or a limit forbids that, the copy takes longer, and a log line says so.
 """
 
 from __future__ import annotations
