@@ -214,7 +214,7 @@ MEASURES: Sequence[Against | Alone] = (
     Alone("memory", "100 MB, SGD, 1 worker, 1 shard: memory beyond what the work itself holds", Program("psjob", "memory_ps.py")),
     Alone("memory-adam", "the same with Adam", Program("psjob", "memory_ps.py", ("--optimizer", "adam"))),
     Alone(
-        "staleness", "3 workers in async, TCP: processor time of a push with the look at lag and gap, over that without",
+        "staleness", "3 workers in async, TCP: processor time of a push with the look at staleness and gap, over that without",
         Program("psjob", "staleness_ps.py"),
     ),
     Alone("drift", "2 workers, 100 MB, shared memory: what comparing their weights costs", Program("psjob", "drift.py", SHARED)),

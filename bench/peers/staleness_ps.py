@@ -1,4 +1,4 @@
-"""What the look at lag and gap costs a push in async: processor time of the shard and its workers, with it and without, in turn.
+"""What the look at staleness and gap costs a push in async: processor time of the shard and its workers, with it and without, in turn.
 
 Two jobs stand side by side, and the workers of one are halted while those of the other train. Of each turn the processor time of all its
 processes is divided by the pushes that its shard has applied. The first updates, of which every push is compared, are not counted.

@@ -24,8 +24,7 @@ from hack.cluster.build import find_go
 from hack.cluster.paths import ClusterError, Unavailable
 from hack.gotool import GoTool
 from hack.prose.extract import Said, extract
-from hack.prose.lag import bare
-from hack.prose.sources import lags, sources, written
+from hack.prose.sources import sources, written
 from hack.site.stage import pages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +34,6 @@ PACKAGE = "github.com/vale-cli/vale/v3/cmd/vale"
 SECONDS = 900
 TRIES = 3
 MEAN = "psjob.Mean"
-LAG = "Say staleness beside lag, psjob's word, where it is used first."
 SLOW = "did not finish within"
 """What vale says of a rule that took more than its 2 s, as on a busy machine."""
 
@@ -78,7 +76,7 @@ def main(arguments: list[str]) -> int:
 
 
 def findings(named: Sequence[str]) -> list[Finding]:
-    """What vale and the rule of lag find in those pages and sources, by page and line.
+    """What vale finds in those pages and sources, by page and line.
 
     Raises ClusterError if one is not there or vale cannot be built.
     """
@@ -87,7 +85,6 @@ def findings(named: Sequence[str]) -> list[Finding]:
     texts = [page for page in named if not page.endswith(".py")]
     code = [page for page in named if page.endswith(".py")]
     found = _asked(texts, ROOT) if texts else []
-    found += [_lag(page, line) for page in texts if (line := bare((ROOT / page).read_text(encoding="utf-8"))) is not None]
     if code:
         found += of_sources({path: extract((ROOT / path).read_text(encoding="utf-8")) for path in code})
     return sorted(found, key=lambda one: (one.page, one.line, one.rule))
@@ -96,7 +93,7 @@ def findings(named: Sequence[str]) -> list[Finding]:
 def of_sources(texts: Mapping[str, list[Said]]) -> list[Finding]:
     """What is found in docstrings and messages, each with the line of its source; a mean belongs to all of a folder."""
     made = written(texts)
-    found = [_lag(one.path, one.line) for path, several in texts.items() for one in lags(path, several)]
+    found = []
     with tempfile.TemporaryDirectory() as scratch:
         for name, page in made.items():
             (Path(scratch) / name).parent.mkdir(parents=True, exist_ok=True)
@@ -105,10 +102,6 @@ def of_sources(texts: Mapping[str, list[Said]]) -> list[Finding]:
             origin = made[one.page].origins[one.line - 1]
             found.append(one if one.rule == MEAN else replace(one, page=origin.path, line=origin.line))
     return found
-
-
-def _lag(page: str, line: int) -> Finding:
-    return Finding(page, line, "psjob.Lag", LAG, True)
 
 
 def _asked(named: Sequence[str], folder: Path) -> list[Finding]:

@@ -51,6 +51,8 @@ def told(tmp_path: Path, text: str) -> list[str]:
         ("Where a worker is lost, another starts.", ["3 psjob.If"]),
         ("Where the volume is mounted.", []),
         ("We utilize it.", ["3 psjob.Terms"]),
+        ("The lag of a push.", ["3 psjob.Terms"]),
+        ("A worker lags behind. The rule is lr-over-lag.", []),
         ("A worker pushes a gradient.", []),
         ("`tells the truth`\n\n```\na clock\n```", []),
     ],
@@ -73,12 +75,6 @@ def test_a_source_is_read_by_the_rules_of_pages() -> None:
 def test_the_mean_of_sentences_is_that_of_a_folder() -> None:
     (found,) = of_sources({"house/a.py": extract(f'"""{"word " * 17}end."""\n')})
     assert (found.page, found.line, found.rule) == ("house/docstrings.md", 1, "psjob.Mean")
-
-
-@pytest.mark.usefixtures("built")
-@pytest.mark.rotating
-def test_lag_is_looked_at_in_pages_too(tmp_path: Path) -> None:
-    assert told(tmp_path, "The lag of it.") == ["3 psjob.Lag"]
 
 
 def test_an_error_that_is_not_counted_is_named() -> None:

@@ -45,9 +45,9 @@ def compared() -> Comparison:
     finals = {"loss": 0.2, "accuracy": 0.96}, {"loss": 0.12, "accuracy": 0.97}, {"loss": 3.4, "accuracy": 0.1}
     warnings = ["lr 0.2 is 1.7 times what async bears"]
     sides = [
-        SideOutcome("sync", f"{run}sync", "Complete", 80.0, 80.0, {"loss": late}, finals[0], idle=(0.4, 0.3), mean_lag=0.0),
-        SideOutcome("async", f"{run}async", "Complete", 40.0, 80.0, {"loss": fast}, finals[1], idle=(0.1, 0.1), mean_lag=0.9),
-        SideOutcome("bounded:3", f"{run}bounded", "Complete", 27.0, 80.0, {"loss": bad}, finals[2], mean_lag=1.9, warnings=warnings),
+        SideOutcome("sync", f"{run}sync", "Complete", 80.0, 80.0, {"loss": late}, finals[0], idle=(0.4, 0.3), mean_staleness=0.0),
+        SideOutcome("async", f"{run}async", "Complete", 40.0, 80.0, {"loss": fast}, finals[1], idle=(0.1, 0.1), mean_staleness=0.9),
+        SideOutcome("bounded:3", f"{run}bounded", "Complete", 27.0, 80.0, {"loss": bad}, finals[2], mean_staleness=1.9, warnings=warnings),
     ]
     return Comparison("digits", "s", {"machine": "2 cores", "when": "2026-11-24 16:08 UTC"}, "kind: PSTrainingJob", sides)
 

@@ -52,7 +52,7 @@ def test_a_job_with_kills_learns_by_a_named_rule(tmp_path: Path, rule: str, tran
 @pytest.mark.timeout(1500)
 @pytest.mark.rotating
 def test_what_a_killed_shard_and_its_first_answer_lost_is_what_is_missing(tmp_path: Path) -> None:
-    """The first push after the loss is based on weights that are gone: lr-over-lag cannot know its lag. Each push that counts adds 1."""
+    """The first push after the loss is based on weights that are gone, so lr-over-lag cannot use it. Each push that counts adds 1."""
     training = {"mode": "async", "updateRule": "lr-over-lag"}
     words = ["ledger.py", str(STEPS), "0.02", "58:50"]
     job = manifest(tmp_path, words, workers=1, training=training, checkpoint={"everySteps": 25, "periodSeconds": 3600, "keep": 100})

@@ -90,6 +90,7 @@ def test_a_word_that_is_no_mode_is_refused(text: str) -> None:
         ("sync", {"sync": {"backupWorkers": 3}}, ["mode=sync", "sync.backupWorkers=0"]),
         ("bounded", {"mode": "bounded", "bounded": {"staleness": 5}}, ["mode=bounded"]),
         ("threshold:9", {"sync": {"backupWorkers": 3}}, ["mode=threshold", "threshold.staleness=9", "sync=null"]),
+        ("threshold:staleness=9", {}, ["mode=threshold", "threshold.staleness=9"]),
         (
             "local:7,quorum=2",
             {"mode": "softsync", "softsync": {"splits": 2}},
@@ -163,32 +164,32 @@ def test_a_run_is_told_from_its_history() -> None:
     found = outcome("sync", "psjob run", "Complete", lines, {"metrics": {"accuracy": 0.75}})
     assert (found.elapsed, found.steps, found.rate) == (4.0, 5.0, 1.25), "from when the first worker trained"
     assert found.curves == {"loss": [(2.5, 2.0, 4.0), (3.5, 5.0, 2.0)], "accuracy": [(3.5, 5.0, 0.5), (4.5, 5.0, 0.7)]}
-    assert found.final == {"accuracy": 0.75} and found.lag == 0
-    assert outcome("sync", "psjob run", "stopped", lines, {}).lag is None, "without a summary it is not known"
-    assert not found.lags and not found.gaps and not found.idle, "a run that was killed has no last line"
-    assert outcome("async", "psjob run", "Complete", lines, {"staleness": {"mean": 2.5}}).lag == 2.5
+    assert found.final == {"accuracy": 0.75} and found.staleness == 0
+    assert outcome("sync", "psjob run", "stopped", lines, {}).staleness is None, "without a summary it is not known"
+    assert not found.staleness_histogram and not found.gaps and not found.idle, "a run that was killed has no last line"
+    assert outcome("async", "psjob run", "Complete", lines, {"staleness": {"mean": 2.5}}).staleness == 2.5
     nothing = outcome("sync", "psjob run", "Failed: x", [], {})
-    assert nothing.rate is None and nothing.lag is None and nothing.waiting is None
+    assert nothing.rate is None and nothing.staleness is None and nothing.waiting is None
 
 
 EMPTY = {"count": 0, "sum": 0, "max": 0, "buckets": []}
 
 
-def real(title: str, lag: Mapping[str, Any], gap: Mapping[str, Any], idle: list[float | None], mean: float | None) -> SideOutcome:
+def real(title: str, staleness: Mapping[str, Any], gap: Mapping[str, Any], idle: list[float | None], mean: float | None) -> SideOutcome:
     """A job of 30 pushes on each of two shards, by the last line of its history."""
-    last = {"time": 13.0, "step": 5, "metrics": {}, "passed": [[1, 10.0], [5, 12.0]], "staleness": lag, "gap": gap, "idle": idle}
+    last = {"time": 13.0, "step": 5, "metrics": {}, "passed": [[1, 10.0], [5, 12.0]], "staleness": staleness, "gap": gap, "idle": idle}
     return outcome(title, "psjob run", "Complete", [last], {"applied": 60, "staleness": mean and {"mean": mean}})
 
 
 def test_a_real_page_has_the_histograms_and_idle_times_of_a_simulated_one() -> None:
-    lag = {"count": 60, "sum": 150, "max": 2000, "buckets": [[0, 0], [1, 20], [4, 20], [6, 59]]}
+    staleness = {"count": 60, "sum": 150, "max": 2000, "buckets": [[0, 0], [1, 20], [4, 20], [6, 59]]}
     gap = {"count": 60, "sum": 1.0, "max": 0.1, "buckets": [[0.01, 15], [0.03, 60]]}
-    late = real("async", lag, gap, [0.01, 0.02], 2.5)
-    assert late.lags == [(0, 0), (1, 20), (4, 0), (6, 39), (None, 1)] and late.gaps == [(0.01, 15), (0.03, 45), (None, 0)]
-    assert late.lag == 2.5 and late.waiting == pytest.approx(0.015)
+    late = real("async", staleness, gap, [0.01, 0.02], 2.5)
+    assert late.staleness_histogram == [(0, 0), (1, 20), (4, 0), (6, 39), (None, 1)] and late.gaps == [(0.01, 15), (0.03, 45), (None, 0)]
+    assert late.staleness == 2.5 and late.waiting == pytest.approx(0.015)
     steady = real("sync", EMPTY, EMPTY, [0.5, 0.0], None)
-    assert steady.lags == steady.gaps == [(0.0, 60)] and steady.lag == 0 and list(steady.idle) == [0.5, 0.0]
-    assert not real("async", lag, gap, [0.5, None], 2.5).idle, "of one worker it is not known"
+    assert steady.staleness_histogram == steady.gaps == [(0.0, 60)] and steady.staleness == 0 and list(steady.idle) == [0.5, 0.0]
+    assert not real("async", staleness, gap, [0.5, None], 2.5).idle, "of one worker it is not known"
     comparison = Comparison("job", "s", {}, "", [steady, late])
     text = report.page(comparison)
     page = Page(text)
@@ -291,13 +292,14 @@ def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path, request: py
     # A worker that takes four times as long: sync waits for it, the others do not.
     assert by["sync"]["idle"][0] == 0 and by["sync"]["idle"][1:] == pytest.approx([0.75] * 3, abs=0.02)
     assert by["async"]["waiting"] == 0 and by["backup:1"]["waiting"] < 0.1 and by["backup:1"]["dropped"] > 0.05
-    assert by["sync"]["lag"] == 0 and by["async"]["lag"] == pytest.approx(3, abs=0.2)
+    assert by["sync"]["staleness"] == 0 and by["async"]["staleness"] == pytest.approx(3, abs=0.2)
     assert by["async"]["rate"] > 2.5 * by["sync"]["rate"]
     assert all(len(one["curves"]["loss"]) >= 20 and one["curves"]["loss"][0][2] > one["curves"]["loss"][-1][2] for one in by.values())
-    assert all(sum(pushes for _, pushes in one["gaps"]) == sum(p for _, p in one["lags"]) for one in (by["sync"], by["async"]))
+    for one in (by["sync"], by["async"]):
+        assert sum(pushes for _, pushes in one["gaps"]) == sum(pushes for _, pushes in one["staleness_histogram"])
     text = (tmp_path / "page.html").read_text()
     page = Page(text)
-    assert is_alone(page, text) and page.tags["svg"] == 7 + swatches(page), "loss and accuracy against steps and time, lag, gap, idle"
+    assert is_alone(page, text) and page.tags["svg"] == 7 + swatches(page), "loss and accuracy against steps and time, staleness, gap, idle"
     assert f"{by['sync']['rate']:.3g}" in page.cells and f"{by['async']['timeToLoss']:.3g}" in page.cells
     assert text.index("<table") < text.index("<svg") < text.index("psjob simulate compare --workers 4") < text.index("kind: PSTrainingJob")
 

@@ -163,13 +163,13 @@ def test_a_push_is_based_on_no_weights_that_are_to_come(tmp_path: Path) -> None:
             cells = shards.servers[0].store.cells.values()
             for cell in cells:
                 apply = cell._apply
-                cell._apply = lambda batch, lag, weights=None, apply=apply: (seen.append(lag), apply(batch, lag, weights))[1]  # type: ignore
+                cell._apply = lambda batch, late, weights=None, apply=apply: (seen.append(late), apply(batch, late, weights))[1]  # type: ignore
             claimed = dict.fromkeys(exchange.versions, (1, 1 << 40))
             exchange.versions.update(claimed)
             steps(lambda rank: 1.0, made=1)(worker)
 
         all_well([worker], act)
-    assert seen and all(lag == 0 for lag in seen)
+    assert seen and all(late == 0 for late in seen)
 
 
 @pytest.mark.parametrize("kind", [Kind.STEP_LOST, Kind.MEASURED])

@@ -29,7 +29,7 @@ MODES: dict[str, Mode] = {
     **{name: made() for name, made in modes.MODES.items()},
     "bounded": Bounded(2), "softsync": Softsync(2), "threshold": Threshold(3), "local": LocalSGD(3), "local-async": LocalAsync(3),
 }  # fmt: skip
-"""Numbers with which the few pushes of a test lag, wait and are dropped; any other mode has those that it begins with."""
+"""Numbers with which the few pushes of a test are stale, wait and are dropped; any other mode has those that it begins with."""
 INNER = dict.fromkeys(("local", "local-async"), Inner(rules.named("adam"), {**rules.named("adam").hyperparameters, "lr": 0.002}, 3))
 """What workers do by themselves."""
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad")
@@ -105,7 +105,7 @@ def trained(rule: str, mode: Mode, path: Path) -> tuple[torch.Tensor, Simulation
 def test_served_and_simulated_weights_are_the_same_bits(tmp_path: Path, mode: str, rule: str) -> None:
     path = tmp_path / "trace.csv"
     expected, outcome = trained(rule, MODES[mode], path)
-    assert mode not in ("async", "local-async") or max(outcome.lags) > 3
+    assert mode not in ("async", "local-async") or max(outcome.staleness) > 3
     assert mode not in ("backup", "threshold") or outcome.dropped > 2
     with (
         serving(tmp_path, workers=WORKERS, shards=2, **fields(MODES[mode], rule)) as shards,

@@ -1,4 +1,4 @@
-"""Lag and gap of pushes, and the warning about the learning rate: on the simulator's schedule, and on real shards.
+"""Staleness and gap of pushes, and the warning about the learning rate: on the simulator's schedule, and on real shards.
 
 - The part of its time in which a worker's script waits for others, from the wait to the status port.
 """
@@ -100,7 +100,7 @@ def test_a_sample_is_inside_of_its_block_and_meets_nothing_twice(elements: int, 
 
 
 @pytest.mark.parametrize(("workers", "mean"), [rotating(8, 6.99), (16, 14.95)])
-def test_lag_and_gap_of_every_push_are_those_of_the_schedule(workers: int, mean: float) -> None:
+def test_staleness_and_gap_of_every_push_are_those_of_the_schedule(workers: int, mean: float) -> None:
     """Row C2; a sample of all elements is the gap itself, and the usual sample comes near it."""
     work, sampled = looked(0.05, workers, 60, WHOLE), looked(0.05, workers, 8)
     told = work.staleness.told()
@@ -123,25 +123,25 @@ def test_an_eighth_is_compared_whatever_the_turns_of_the_workers() -> None:
         assert len(shares) == workers and max(shares.values()) < 1.5 * min(shares.values()), "a slow worker would count too much"
 
 
-@pytest.mark.parametrize("lag", [0, 1, 3, 7, 15, 255])
-def test_without_momentum_the_bound_is_the_formula(lag: int) -> None:
-    assert largest_stable_rate(lag, {"lr": 1.0}) == pytest.approx(2 * math.sin(math.pi / (2 * (2 * lag + 1))))
+@pytest.mark.parametrize("staleness", [0, 1, 3, 7, 15, 255])
+def test_without_momentum_the_bound_is_the_formula(staleness: int) -> None:
+    assert largest_stable_rate(staleness, {"lr": 1.0}) == pytest.approx(2 * math.sin(math.pi / (2 * (2 * staleness + 1))))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("lag", [0, 1, 4, 20])
-def test_steps_like_torchs_sgd_are_stable_below_the_bound_and_not_above(lag: int, momentum: float, nesterov: bool) -> None:
+@pytest.mark.parametrize("staleness", [0, 1, 4, 20])
+def test_steps_like_torchs_sgd_are_stable_below_the_bound_and_not_above(staleness: int, momentum: float, nesterov: bool) -> None:
     def grows(lr: float) -> bool:
-        seen, v = [1.0] * (lag + 1), 0.0
-        for _ in range(120 * (lag + 2)):
-            grad = seen[-1 - lag]
+        seen, v = [1.0] * (staleness + 1), 0.0
+        for _ in range(120 * (staleness + 2)):
+            grad = seen[-1 - staleness]
             v = momentum * v + grad
             seen.append(seen[-1] - lr * (grad + momentum * v if nesterov else v))
         half = len(seen) // 2
         return max(map(abs, seen[half:])) > max(map(abs, seen[:half]))
 
-    largest = largest_stable_rate(lag, {"momentum": momentum, "nesterov": nesterov})
+    largest = largest_stable_rate(staleness, {"momentum": momentum, "nesterov": nesterov})
     assert not grows(0.97 * largest) and grows(1.03 * largest)
 
 
@@ -155,8 +155,8 @@ def test_no_number_of_a_script_or_a_push_breaks_the_guard(momentum: float, dampe
     """It is asked on the way of a push."""
     guard = Guard("sgd")
     hyperparameters = {"lr": 0.1, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
-    for lag, agreed, moved in pushes:
-        words = guard.see(lag, agreed, moved, hyperparameters)
+    for staleness, agreed, moved in pushes:
+        words = guard.see(staleness, agreed, moved, hyperparameters)
         assert words is None or "nan" not in words
 
 
@@ -178,14 +178,14 @@ def test_the_warning_comes_once_and_again_when_it_has_doubled() -> None:
     assert guard.warning is not None and "is 2.3 times the" in guard.warning and "gradients 4 updates old" in guard.warning
 
 
-def test_the_bound_is_that_of_the_lag_of_nineteen_pushes_in_twenty() -> None:
-    """Row C3: not the usual lag, nor that of one push in fifty."""
+def test_the_bound_is_that_of_the_staleness_of_nineteen_pushes_in_twenty() -> None:
+    """Row C3: not the usual staleness, nor that of one push in fifty."""
     guard = Guard("plain")
-    lags = [2, 2, 2, 2, 2, 2, 2, 2, 2, 9] * 20
-    lags[100] = lags[150] = 500
+    late = [2, 2, 2, 2, 2, 2, 2, 2, 2, 9] * 20
+    late[100] = late[150] = 500
     largest = largest_stable_rate(9, {}) / 2.0
-    assert not [words for lag in lags if (words := guard.see(lag, 2.0, 1.0, {"lr": 0.9 * largest}))]
-    said = [words for lag in lags[:40] if (words := guard.see(lag, 2.0, 1.0, {"lr": 1.1 * largest}))]
+    assert not [words for staleness in late if (words := guard.see(staleness, 2.0, 1.0, {"lr": 0.9 * largest}))]
+    said = [words for staleness in late[:40] if (words := guard.see(staleness, 2.0, 1.0, {"lr": 1.1 * largest}))]
     assert said and "gradients 9 updates old" in said[0]
 
 
@@ -224,7 +224,7 @@ def quadratic(steps: int, lr: float, workers: int) -> Any:
 
 
 def test_a_job_tells_how_late_its_pushes_are_and_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every push that counted is seen once, on each shard; with lr × curvature at 1 any lag is too much."""
+    """Every push that counted is seen once, on each shard; with lr × curvature at 1 any staleness is too much."""
     act, made = quadratic(20, 1.0, 6)
     with serving(tmp_path, workers=6, shards=2, mode="async") as shards:
         all_well([Worker(shards, rank, *pair) for rank, pair in enumerate(made)], act)
@@ -242,15 +242,15 @@ def test_a_job_tells_how_late_its_pushes_are_and_warns(tmp_path: Path, caplog: p
     assert told[0]["coordinator"]["warning"] in caplog.text and "training may diverge" in told[0]["coordinator"]["warning"]
 
 
-@pytest.mark.parametrize(("mode", "workers", "lag"), [("sync", 2, None), ("async", 1, 0)])
-def test_nothing_is_late_in_sync_nor_alone(tmp_path: Path, mode: str, workers: int, lag: int | None) -> None:
+@pytest.mark.parametrize(("mode", "workers", "staleness"), [("sync", 2, None), ("async", 1, 0)])
+def test_nothing_is_late_in_sync_nor_alone(tmp_path: Path, mode: str, workers: int, staleness: int | None) -> None:
     act, made = quadratic(10, 1.0, workers)
     with serving(tmp_path, workers=workers, shards=1, mode=mode) as shards:
         all_well([Worker(shards, rank, *pair) for rank, pair in enumerate(made)], act)
         told = status(shards.servers[0])
-    assert told["coordinator"]["warning"] is None and (told["coordinator"]["staleness"] is None) == (lag is None)
+    assert told["coordinator"]["warning"] is None and (told["coordinator"]["staleness"] is None) == (staleness is None)
     sums = [told[name] and (told[name]["count"], told[name]["max"]) for name in ("staleness", "gap")]
-    assert sums == ([None, None] if lag is None else list(itertools.repeat((10, 0), 2)))
+    assert sums == ([None, None] if staleness is None else list(itertools.repeat((10, 0), 2)))
 
 
 def test_it_counts_from_the_end_of_the_first_step() -> None:

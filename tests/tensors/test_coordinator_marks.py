@@ -210,17 +210,17 @@ def test_a_failed_restore_that_is_over_sends_nobody_back(tmp_path: Path) -> None
     assert desk.c.open and desk.versions() == {1} and clerks[0].heard[-1] is Kind.RECORD
 
 
-def word(attempt: int, began: float, lags: list[int]) -> dict[str, Any]:
+def word(attempt: int, began: float, values: list[int]) -> dict[str, Any]:
     """As `StalenessMetrics.word` writes it."""
-    lag = Histogram(STALENESS_EDGES)
-    for value in lags:
-        lag.see(value)
-    return {"did": "staleness", "attempt": attempt, "began": began, "lag": lag.told(), "gap": Histogram(GAPS).told()}
+    staleness = Histogram(STALENESS_EDGES)
+    for value in values:
+        staleness.see(value)
+    return {"did": "staleness", "attempt": attempt, "began": began, "staleness": staleness.told(), "gap": Histogram(GAPS).told()}
 
 
 def counts(lateness: StalenessHistogram) -> tuple[int, float, float]:
-    lag = lateness.told()["staleness"]
-    return lag["count"], lag["sum"], lag["max"]
+    staleness = lateness.told()["staleness"]
+    return staleness["count"], staleness["sum"], staleness["max"]
 
 
 def test_until_a_shard_has_told_nothing_is_known() -> None:
@@ -288,14 +288,14 @@ GOOD = word(1, 5.0, [1, 2, 3])
 @pytest.mark.parametrize("change", [
     {"attempt": "x"},
     {"began": None},
-    {"lag": None},
-    {"lag": {}},
-    {"lag": GOOD["lag"] | {"buckets": []}},
-    {"lag": GOOD["lag"] | {"buckets": [[edge * 2, count] for edge, count in GOOD["lag"]["buckets"]]}},
-    {"lag": GOOD["lag"] | {"buckets": [[edge, -1] for edge in STALENESS_EDGES]}},
-    {"lag": GOOD["lag"] | {"buckets": [[edge, "?"] for edge in STALENESS_EDGES]}},
-    {"lag": GOOD["lag"] | {"count": 2}},
-    {"lag": GOOD["lag"] | {"sum": float("nan")}},
+    {"staleness": None},
+    {"staleness": {}},
+    {"staleness": GOOD["staleness"] | {"buckets": []}},
+    {"staleness": GOOD["staleness"] | {"buckets": [[edge * 2, count] for edge, count in GOOD["staleness"]["buckets"]]}},
+    {"staleness": GOOD["staleness"] | {"buckets": [[edge, -1] for edge in STALENESS_EDGES]}},
+    {"staleness": GOOD["staleness"] | {"buckets": [[edge, "?"] for edge in STALENESS_EDGES]}},
+    {"staleness": GOOD["staleness"] | {"count": 2}},
+    {"staleness": GOOD["staleness"] | {"sum": float("nan")}},
     {"gap": GOOD["gap"] | {"max": float("inf")}},
 ], ids=str)  # fmt: skip
 def test_what_is_no_such_word_is_refused_and_changes_nothing(change: dict[str, Any]) -> None:
@@ -308,14 +308,14 @@ def test_what_is_no_such_word_is_refused_and_changes_nothing(change: dict[str, A
     assert lateness.told() == before and before["staleness"]["count"] == 3
 
 
-def told(lags: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: B006
+def told(values: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa: B006
     """As a shard's status port says it."""
-    lag, gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
-    for value in lags:
-        lag.see(value)
+    staleness, gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
+    for value in values:
+        staleness.see(value)
     for value in gaps:
         gap.see(value)
-    found: dict[str, Any] = json.loads(json.dumps({"staleness": lag.told(), "gap": gap.told()}))
+    found: dict[str, Any] = json.loads(json.dumps({"staleness": staleness.told(), "gap": gap.told()}))
     return found
 
 
@@ -331,6 +331,6 @@ def test_a_run_without_late_pushes_has_nothing_to_tell(statuses: list[dict[str, 
     assert lateness(statuses) is None
 
 
-def test_lags_beyond_every_bucket_are_told_by_the_largest() -> None:
+def test_staleness_beyond_every_bucket_is_told_by_the_largest() -> None:
     late = lateness([told([5000])])
     assert late is not None and late["staleness"]["p95"] == late["staleness"]["median"] == 5000

@@ -61,14 +61,14 @@ RESTS: dict[str, dict[str, Any]] = {
 """What of a status says that a job in this phase does not train."""
 
 
-def told(lags: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[str, Any]:  # noqa: B006
+def told(values: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[str, Any]:  # noqa: B006
     """As shard 0's status port says it, by way of JSON."""
-    lag, gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
-    for value in lags:
-        lag.see(value)
+    staleness, gap = Histogram(STALENESS_EDGES), Histogram(GAPS)
+    for value in values:
+        staleness.see(value)
     for value in gaps:
         gap.see(value)
-    coordinator = {"step": 120, "loss": 0.25, "rate": 10.5, "pushBytes": 1 << 20, "staleness": lag.told(), "gap": gap.told(), **said}
+    coordinator = {"step": 120, "loss": 0.25, "rate": 10.5, "pushBytes": 1 << 20, "staleness": staleness.told(), "gap": gap.told(), **said}
     coordinator |= {"workers": [{"rank": 0, "idle": 0.2}, {"rank": 1, "idle": 0.4}, {"rank": 2, "idle": None}]}
     found = parse_status(json.dumps({"run": "x", "counters": {"applied": 480}, "coordinator": coordinator}).encode())
     assert found is not None

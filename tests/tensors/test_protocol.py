@@ -250,8 +250,8 @@ class Decided(Trace):
         self._digest = digest
 
     def flush(self) -> None:
-        for t, clock, worker, lag, weight, _, _ in self.rows:
-            self._digest.add(round(t, 6), clock, worker, lag, round(weight, 12))
+        for t, clock, worker, staleness, weight, _, _ in self.rows:
+            self._digest.add(round(t, 6), clock, worker, staleness, round(weight, 12))
         super().flush()
 
 

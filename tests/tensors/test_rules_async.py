@@ -347,11 +347,11 @@ def test_the_highest_learning_rate_of_a_schedule_can_be_told_to_gap_aware() -> N
     assert moved[0] < moved[1], "the same gap is fewer of the larger steps"
 
 
-@pytest.mark.parametrize(("lag", "expected"), [(0, 1.0), (1, 1.0), (2, 0.5), (10, 0.1)])
-def test_a_late_push_counts_less(lag: int, expected: float) -> None:
+@pytest.mark.parametrize(("staleness", "expected"), [(0, 1.0), (1, 1.0), (2, 0.5), (10, 0.1)])
+def test_a_late_push_counts_less(staleness: int, expected: float) -> None:
     job = Job("lr-over-lag", hyperparameters_of("lr-over-lag", lr=0.5), torch.zeros(1))
-    job.push(0, torch.ones(1), staleness=lag)
-    assert -float(job.state.weights[0]) == pytest.approx(0.5 * expected) and stale_share(lag) == expected
+    job.push(0, torch.ones(1), staleness=staleness)
+    assert -float(job.state.weights[0]) == pytest.approx(0.5 * expected) and stale_share(staleness) == expected
 
 
 @pytest.mark.parametrize("workers", [2, 8])
@@ -435,7 +435,7 @@ def test_delayed_pushes_are_counted_by_tensor() -> None:
 
 
 def grows(name: str, step: float, workers: int, rounds: int, momentum: float | None = None) -> bool:
-    """m workers push in turn (lag m - 1) on f = x²/2: is x larger in the second half of the run than in the first?"""
+    """m workers push in turn (staleness m - 1) on f = x²/2: is x larger in the second half of the run than in the first?"""
     rule = rules.named(name)
     hyperparameters = check_hyperparameters(rule, {"lr": step} | ({} if momentum is None else {"momentum": momentum}))
     state = rule.init(np.ones(1))
@@ -454,7 +454,7 @@ def grows(name: str, step: float, workers: int, rounds: int, momentum: float | N
 
 @pytest.mark.parametrize("workers", [2, 4, 8, 16])
 def test_plain_steps_are_stable_below_the_bound_and_not_above(workers: int) -> None:
-    """eta a < 2 sin(pi / (2 (2 lag + 1))): row C1."""
+    """eta a < 2 sin(pi / (2 (2 staleness + 1))): row C1."""
     bound = 2 * math.sin(math.pi / (2 * (2 * (workers - 1) + 1)))
     assert not grows("plain", 0.97 * bound, workers, 120)
     assert grows("plain", 1.03 * bound, workers, 120)
@@ -498,9 +498,9 @@ def test_backup_workers_against_the_slowest_of_96(backups: int, speeds: WorkerSp
     assert outcome.elapsed / outcome.updates / 128 == pytest.approx(interval, rel=0.06 if speeds.stall else 0.01)
 
 
-@pytest.mark.parametrize(("workers", "lag"), [(8, 6.99), (16, 14.95), (32, 30.8), (64, 62.2)])
-def test_mean_lag_of_async(workers: int, lag: float) -> None:
-    assert np.mean(simulate(Async(), workers, WorkerSpeeds(), 2640).lags) == pytest.approx(lag, abs=0.05)
+@pytest.mark.parametrize(("workers", "staleness"), [(8, 6.99), (16, 14.95), (32, 30.8), (64, 62.2)])
+def test_mean_staleness_of_async(workers: int, staleness: float) -> None:
+    assert np.mean(simulate(Async(), workers, WorkerSpeeds(), 2640).staleness) == pytest.approx(staleness, abs=0.05)
 
 
 FRACTIONS = {
@@ -519,12 +519,12 @@ def test_useful_time_under_a_bound(name: str) -> None:
         assert outcome.kept * 128 / (8 * outcome.elapsed) == pytest.approx(fraction, abs=0.035), staleness
 
 
-@pytest.mark.parametrize(("splits", "lag"), [(1, 0.97), rotating(2, 1.93), rotating(15, 14.5), (30, 29.0)])
-def test_lag_of_softsync_is_about_its_splits(splits: int, lag: float) -> None:
+@pytest.mark.parametrize(("splits", "staleness"), [(1, 0.97), rotating(2, 1.93), rotating(15, 14.5), (30, 29.0)])
+def test_staleness_of_softsync_is_about_its_splits(splits: int, staleness: float) -> None:
     """Zhang et al. 2016: about n, practically never above 2 n."""
-    lags = np.array(simulate(Softsync(splits), 30, WorkerSpeeds(), 20_000).lags)
-    assert lags.mean() == pytest.approx(lag, rel=0.01)
-    assert (lags > 2 * splits).mean() < 1e-3
+    seen = np.array(simulate(Softsync(splits), 30, WorkerSpeeds(), 20_000).staleness)
+    assert seen.mean() == pytest.approx(staleness, rel=0.01)
+    assert (seen > 2 * splits).mean() < 1e-3
 
 
 @pytest.mark.parametrize(("spread", "part"), [(0.0, 0.0094), (0.6, 0.278)])
@@ -536,7 +536,7 @@ def test_how_many_steps_are_a_quarter_too_long(spread: float, part: float) -> No
 
 @pytest.mark.parametrize("workers", [2, 4, rotating(8)])
 def test_async_is_stable_up_to_its_bound(workers: int) -> None:
-    """Round robin has lag m - 1 exactly: stable iff lr x curvature < 2 sin(pi / (2 (2 lag + 1)))."""
+    """Round robin has staleness m - 1 exactly: stable iff lr x curvature < 2 sin(pi / (2 (2 staleness + 1)))."""
     bound = 2 * math.sin(math.pi / (2 * (2 * (workers - 1) + 1)))
     ends = []
     for factor in (0.97, 1.03):

@@ -67,7 +67,7 @@ def test_an_update_is_one_of_the_kept_gradients_alone(mode: Mode) -> None:
     assert outcome.updates == len(work.updates) > 30
 
 
-def test_softsync_divides_by_the_lag() -> None:
+def test_softsync_divides_by_the_staleness() -> None:
     work = SimulatedTraining(Fixed(4, 1), rules.named("plain"), lambda batches: {"lr": 1.0, "weight_decay": 0.0})
     gradient = work.problem.gradient(work.weights)[0]
     for worker in (0, 1):
@@ -253,7 +253,7 @@ def test_modes_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert ours == ["sync", "backup:1", "bounded:1", "bounded:3", "softsync:1", "async", "threshold:6"]
     assert found["async"]["useful"] > found["backup:1"]["useful"] > 1.4 * found["sync"]["useful"]
     assert asked(argv[:-2]) == 0
-    assert "Without lag: backup:1" in capsys.readouterr().out
+    assert "Without staleness: backup:1" in capsys.readouterr().out
     rounds = ["local:4", "local-async:4", "softsync:1,by_staleness=false"]
     assert asked([*argv[:3], "--pushes", "60", *(word for mode in rounds for word in ("--mode", mode)), "-o", "json"]) == 0
     assert [one["mode"] for one in json.loads(capsys.readouterr().out) if one["jobs"]] == rounds[:2]
@@ -266,6 +266,6 @@ def test_a_training_and_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[
     told = json.loads(capsys.readouterr().out)
     assert asked(["trace", str(path), "-o", "json"]) == 0
     read = json.loads(capsys.readouterr().out)
-    assert (read["sha256"], read["pushes"], sum(read["lags"].values())) == (told["sha256"], 100, 100)
+    assert (read["sha256"], read["pushes"], sum(read["staleness_histogram"].values())) == (told["sha256"], 100, 100)
     assert asked([*train, "--seed", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["sha256"] != told["sha256"], "gaps are another problem's"

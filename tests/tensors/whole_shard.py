@@ -296,7 +296,7 @@ ANSWERS: list[Any] = [
     {"did": "initialised", "setup": 1}, {"did": "doubts"}, {"did": "ready", "snapshot": 1}, {"did": "counts", "applied": 5, "dropped": 0},
     {"did": "arrived", "restore_id": 1, "push": [0, 3], "base": None, "carried": 0},
     {"did": "measured", "restore_id": 1, "version": 3, "limit": 1.0, "squares": 4.0, "nan": False},
-    {"did": "staleness", "attempt": 1, "lag": {"count": 1, "sum": 2, "max": 2, "buckets": [[1, 1]]}, "gap": None},
+    {"did": "staleness", "attempt": 1, "staleness": {"count": 1, "sum": 2, "max": 2, "buckets": [[1, 1]]}, "gap": None},
 ]  # fmt: skip
 """What another shard answers."""
 

@@ -12,8 +12,7 @@ import pytest
 from hack.cluster.paths import Unavailable
 from hack.prose import __main__ as prose
 from hack.prose.extract import extract
-from hack.prose.lag import bare
-from hack.prose.sources import Origin, lags, sources, written
+from hack.prose.sources import Origin, sources, written
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,26 +81,6 @@ def test_copies_are_read_where_their_originals_are() -> None:
     found = sources(ROOT)
     assert "runtime/src/psjob/contract/__init__.py" in found and "operator/src/psjob_operator/contract.py" not in found
     assert len(found) > 300
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("Nothing of the kind.", None),
-        ("The lag (staleness) of a push.\n\n" + "word " * 100 + "\n\nThe lag.", None),
-        ("The staleness is high.\n\n" + "word " * 100 + "\n\nThe lag.", 5),
-        ("One.\n\nA push that lags is dropped.", 3),
-        ("The column `lag` and [a page](lag.md).\n\n```\nlag\n```\n", None),
-        ("A flag.", None),
-    ],
-)
-def test_staleness_stands_beside_the_first_lag(text: str, line: int | None) -> None:
-    assert bare(text) == line
-
-
-def test_lag_in_docstrings_and_in_messages_are_looked_at_apart() -> None:
-    source = '"""The lag (staleness)."""\n\nraise E("the lag of it is 3")\n'
-    assert lags("a.py", extract(source)) == [Origin("a.py", 3)]
 
 
 @pytest.fixture

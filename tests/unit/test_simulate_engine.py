@@ -55,7 +55,7 @@ def test_seeds_of_the_times_decide() -> None:
 
 def test_one_time_goes_by_worker(tmp_path: Path) -> None:
     rows, _ = records(Async(), 3, CONSTANT, 7, tmp_path / "t.jsonl")
-    assert [(row.t, row.worker, row.clock, row.lag) for row in rows] == [
+    assert [(row.t, row.worker, row.clock, row.staleness) for row in rows] == [
         (100, 0, 0, 0), (100, 1, 0, 1), (100, 2, 0, 2), (200, 0, 1, 2), (200, 1, 1, 2), (200, 2, 1, 2), (300, 0, 2, 2),
     ]  # fmt: skip
 
@@ -149,12 +149,12 @@ def test_every_push_is_decided_on_once_and_in_order(
     for row in trace.all:
         assert row.clock == clocks[row.worker], "a worker's pushes are decided on in its order, none is left out"
         clocks[row.worker] += 1
-        assert row.lag >= 0
+        assert row.staleness >= 0
     assert outcome.kept + outcome.dropped == len(trace.all) <= outcome.pushes
     times = [row.t for row in trace.all]
     assert times == sorted(times)
     if isinstance(mode, Sync | Backup | LocalSGD):
-        assert all(row.lag == 0 for row in trace.all if row.weight)
+        assert all(row.staleness == 0 for row in trace.all if row.weight)
     if len({outage.worker for outage in outages if outage.away == math.inf}) < workers:
         assert outcome.pushes == 120, "nobody hangs"
 
@@ -224,6 +224,9 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path, suffix: str) -> None:
     again = Trace()
     again.rows += rows
     assert again.close() == outcome.sha256
+    path.with_stem("old").write_text(path.read_text().replace("staleness", "lag"))
+    with pytest.raises(ValueError, match=r"old\.\w+: record 1 is not one of a trace: it has no column staleness; give a file"):
+        list(read_trace(path.with_stem("old")))
     path.write_text(path.read_text().replace("\n", "\nrubbish\n", 1) + "")
     with pytest.raises(ValueError, match=r"trace\.\w+: record 1 is not one of a trace|record 2 is not one of a trace"):
         list(read_trace(path))

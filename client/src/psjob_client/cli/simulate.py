@@ -146,7 +146,7 @@ def digits_64(
 @cli.command(epilog="Example: psjob simulate trace trace.csv")
 @with_option_groups
 def trace(file: File, form: TextOutput = TextForm.text) -> None:
-    """Print mean staleness (lag), histogram and SHA-256 of a trace file."""
+    """Print mean staleness, histogram and SHA-256 of a trace file."""
     become_simulator("trace", locals())
 
 

@@ -45,16 +45,16 @@ class SideOutcome:
     """By metric: (time, step, value), in order of time."""
     final: Mapping[str, float] = field(default_factory=dict)
     """The last value of each metric."""
-    lags: Sequence[tuple[float | None, float]] = ()
-    """Staleness: (largest lag, pushes) of each bucket; None: above all; empty: not known. Without `mean_lag` a bucket is one lag."""
+    staleness_histogram: Sequence[tuple[float | None, float]] = ()
+    """(largest staleness, pushes) of each bucket; None: above all; empty: not known. Without `mean_staleness` a bucket is one value."""
     gaps: Sequence[tuple[float | None, float]] = ()
     """(upper bound, pushes) of each bucket; None: above all."""
     idle: Sequence[float] = ()
     """The part of the time in which each worker waited."""
     dropped: float | None = None
     """The part of the pushes that had no effect."""
-    mean_lag: float | None = None
-    """Where buckets hold more than one lag."""
+    mean_staleness: float | None = None
+    """Where buckets hold more than one value."""
     warnings: Sequence[str] = ()
     """What the job said of its own training."""
     diverged: bool = False
@@ -85,10 +85,12 @@ class SideOutcome:
         return LEARNED if curve[-1][2] < curve[0][2] else DIVERGED if curve[-1][2] > curve[0][2] else NOT_LEARNED
 
     @property
-    def lag(self) -> float | None:
+    def staleness(self) -> float | None:
         """The mean."""
-        count = sum(pushes for _, pushes in self.lags)
-        return sum((lag or 0) * pushes for lag, pushes in self.lags) / count if count and self.mean_lag is None else self.mean_lag
+        count = sum(pushes for _, pushes in self.staleness_histogram)
+        if self.mean_staleness is not None or not count:
+            return self.mean_staleness
+        return sum((staleness or 0) * pushes for staleness, pushes in self.staleness_histogram) / count
 
     @property
     def waiting(self) -> float | None:
@@ -130,7 +132,8 @@ class Comparison:
         """For programs; `lossTarget` and `timeToLoss` as in the table."""
         sides = [
             asdict(one)
-            | {"rate": one.rate, "lag": one.lag, "waiting": one.waiting, "timeToLoss": self.time_to(one), "verdict": one.verdict}
+            | {"rate": one.rate, "staleness": one.staleness, "waiting": one.waiting}
+            | {"timeToLoss": self.time_to(one), "verdict": one.verdict}
             for one in self.sides
         ]
         about = {"name": self.name, "unit": self.unit, "about": dict(self.about), "manifest": self.manifest}
@@ -285,7 +288,7 @@ def read_comparison(folder: Path, name: str) -> Comparison:
             for curve in filter(None, one.curves.values()):
                 at, step, value = zip(*curve, strict=True)
                 math.fsum((*at, *step, *value))  # raises where one is no number
-            _ = one.rate, one.lag, one.waiting, found.time_to(one)
+            _ = one.rate, one.staleness, one.waiting, found.time_to(one)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read as a comparison: {type(error).__name__}; make it again with `psjob compare`") from None
     return found

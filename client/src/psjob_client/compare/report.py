@@ -64,8 +64,8 @@ def plots(comparison: Comparison) -> list[Plot]:
             found.append(Plot(f"{word} against {'steps' if place else 'time'}", _svg(len(found), draw)))
     if len(sides) > MOST_BARS:
         return found
-    if any(one.lags for one in sides):
-        found.append(Plot("staleness (lag) of the pushes that count", _svg(len(found), lambda axes: _lags(axes, sides))))
+    if any(one.staleness_histogram for one in sides):
+        found.append(Plot("staleness of the pushes that count", _svg(len(found), lambda axes: _staleness(axes, sides))))
     if any(one.gaps for one in sides):
         found.append(Plot("gap of the pushes", _svg(len(found), lambda axes: _gaps(axes, sides))))
     if any(one.idle for one in sides):
@@ -96,21 +96,21 @@ def _curves(name: str, place: int, axis: str, comparison: Comparison) -> Callabl
     return draw
 
 
-def _lags(axes: Axes, sides: Sequence[SideOutcome]) -> None:
-    rows = [(one, dict(one.lags)) for one in sides if one.lags]
-    if any(one.mean_lag is not None for one, _ in rows):
+def _staleness(axes: Axes, sides: Sequence[SideOutcome]) -> None:
+    rows = [(one, dict(one.staleness_histogram)) for one in sides if one.staleness_histogram]
+    if any(one.mean_staleness is not None for one, _ in rows):
         bounds = _bounds(rows)
-        used = [place for place, bound in enumerate(bounds) if any(lags.get(bound) for _, lags in rows)]
+        used = [place for place, bound in enumerate(bounds) if any(pushes.get(bound) for _, pushes in rows)]
         bounds = bounds[: used[-1] + 1]
-        _buckets(axes, sides, rows, bounds, [_lags_of(bounds, place) for place in range(len(bounds))])
+        _buckets(axes, sides, rows, bounds, [_whole_numbers_of(bounds, place) for place in range(len(bounds))])
     else:
-        for place, (one, lags) in enumerate(rows):
-            _bars(axes, sides, one, place, len(rows), [lag or 0 for lag in lags], list(lags.values()))
+        for place, (one, pushes) in enumerate(rows):
+            _bars(axes, sides, one, place, len(rows), [bound or 0 for bound in pushes], list(pushes.values()))
         _whole_numbers(axes)
-    axes.set_xlabel("lag (updates between the weights used and the update)")
+    axes.set_xlabel("staleness (updates between the weights used and the update)")
 
 
-def _lags_of(bounds: Sequence[float | None], place: int) -> str:
+def _whole_numbers_of(bounds: Sequence[float | None], place: int) -> str:
     """`3`, `5-6`, `≥ 1025`: the whole numbers of a bucket."""
     bound, least = bounds[place], (bounds[place - 1] or 0) + 1 if place else 0
     return f"≥ {least:g}" if bound is None else f"{bound:g}" if bound <= least else f"{least:g}-{bound:g}"
@@ -252,7 +252,7 @@ EXPLAINED = {
     "elapsed": "From when the first worker trains to the last step.",
     "target": "When the smoothed loss first came down to the loss that all sides reached which have learned, or that --loss names.",
     "final": "The last value that the script reported; with --repeat the mean of the runs ± their standard deviation.",
-    "lag": "Staleness as lag: updates that others made between a gradient's weights and its own update. Mean of all pushes; 0 in sync.",
+    "staleness": "Updates that others made between a gradient's weights and its own update. Mean of all pushes; 0 in sync.",
     "idle": "The part of a worker's time in which its script waited for other workers, shards and the network. "
     "In sync it is the price of equal steps.",
     "dropped": "The part of the pushes that the mode left out.",
@@ -284,7 +284,7 @@ def report_columns(comparison: Comparison) -> list[Column]:
         Column("elapsed", f"whole time ({unit})", lambda one: one.elapsed or None, best=min),
         Column("rate", "steps/s" if unit == "s" else "relative speed", lambda one: one.rate, best=max),
         *(_metric(name) for name in metrics),
-        Column("lag", "mean staleness", lambda one: one.lag, "{:.2f}"),
+        Column("staleness", "mean staleness", lambda one: one.staleness, "{:.2f}"),
         Column("idle", "waiting (%)", lambda one: None if one.waiting is None else 100 * one.waiting, "{:.1f}"),
         Column("dropped", "dropped (%)", lambda one: None if one.dropped is None else 100 * one.dropped, "{:.1f}"),
     ]

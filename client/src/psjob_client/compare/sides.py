@@ -32,7 +32,6 @@ FIELDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "sync": ("sync", {}),
     "backup": ("sync", {"backup_workers": "sync.backupWorkers"}),
     **{mode: (mode, {field: f"{mode}.{field}" for field in fields}) for mode, fields in MODES.items() if mode != "sync"},
-    "threshold": ("threshold", {"lag": "threshold.staleness"}),
     "local": ("local", {"inner_steps": "local.innerSteps", "quorum": "local.quorum", "grace": "local.graceSeconds"}),
     "local-async": ("local", {"inner_steps": "local.innerSteps"}),
 }
@@ -179,15 +178,15 @@ def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, 
                 curve.append((max(0.0, line["time"] - began), float(line["step"]), float(value)))
     elapsed, steps = (passed[-1][0] - began, passed[-1][1] - min(float(lines[0]["step"]), passed[0][1])) if passed else (0.0, 0.0)
     # A summary without staleness is that of a sync job: no push comes late there.
-    lag = float((ended.get("staleness") or {"mean": 0.0})["mean"]) if steps and ended else None
+    mean = float((ended.get("staleness") or {"mean": 0.0})["mean"]) if steps and ended else None
     last = lines[-1] if lines else {}
-    lags, gaps = (_buckets(last.get(name), float(ended.get("applied") or 0)) for name in ("staleness", "gap"))
+    staleness, gaps = (_buckets(last.get(name), float(ended.get("applied") or 0)) for name in ("staleness", "gap"))
     idle = last.get("idle") or ()
     told = ("warning", "non_finite", "large_push", "diverged", "drift", "data_problem")
     warnings = [str(ended[what]) for what in told if ended.get(what)]
     return SideOutcome(
-        title, command, result, elapsed, steps, curves, dict(ended.get("metrics") or {}), lags, gaps,
-        () if None in idle else idle, mean_lag=lag, warnings=warnings, diverged=bool(ended.get("diverged")),
+        title, command, result, elapsed, steps, curves, dict(ended.get("metrics") or {}), staleness, gaps,
+        () if None in idle else idle, mean_staleness=mean, warnings=warnings, diverged=bool(ended.get("diverged")),
     )  # fmt: skip
 
 
@@ -272,6 +271,7 @@ def _outcome(found: Mapping[str, Any], options: Sequence[str]) -> SideOutcome:
     final = {name: curve[-1][2] for name, curve in curves.items() if curve} | {ACCURACY: found["score"]}
     command = shlex.join(["psjob", "simulate", "compare", *options, "--mode", found["mode"]])
     return SideOutcome(
-        found["mode"], command, "Complete", found["elapsed"], found["steps"], curves, final, [tuple(entry) for entry in found["lags"]],
-        [tuple(entry) for entry in found["gaps"]], found["idle"], found["dropped"] / found["pushes"],
+        found["mode"], command, "Complete", found["elapsed"], found["steps"], curves, final,
+        [tuple(entry) for entry in found["staleness_histogram"]], [tuple(entry) for entry in found["gaps"]],
+        found["idle"], found["dropped"] / found["pushes"],
     )  # fmt: skip

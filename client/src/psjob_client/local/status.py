@@ -181,6 +181,6 @@ def _summed(told: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def lateness_line(late: Mapping[str, Mapping[str, float]]) -> str:
     """`staleness of pushes: 3 updates (median), 6 (95 %), 7 (largest); the mean gap was 0.0012`."""
-    lag = late["staleness"]
-    words = f"staleness of pushes: {lag['median']:g} updates (median), {lag['p95']:g} (95 %), {lag['max']:g} (largest)"
+    stale = late["staleness"]
+    words = f"staleness of pushes: {stale['median']:g} updates (median), {stale['p95']:g} (95 %), {stale['max']:g} (largest)"
     return f"{words}; the mean gap was {late['gap']['mean']:.2g}"

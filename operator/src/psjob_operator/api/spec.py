@@ -114,7 +114,7 @@ class Training(Model):
 
     mode: Mode = "sync"
     """sync: each step sums one push of every worker. bounded: no worker runs more than `staleness` steps ahead. softsync: each update takes
-    replicas / `splits` pushes. async: each push counts when it comes. threshold: as async, but a push that lags more than `staleness` is
+    replicas / `splits` pushes. async: each push counts when it comes. threshold: as async, but a push older than `staleness` updates is
     dropped. local: each worker steps by itself, and all exchange after `local.innerSteps` steps."""
     sync: SyncMode | None = None
     bounded: BoundedMode | None = None
@@ -217,7 +217,7 @@ class ThresholdMode(Model):
     """Of mode threshold."""
 
     staleness: int = 16
-    """Largest lag of a push; 0..100000."""
+    """Largest staleness of a push; 0..100000."""
 
 
 class LocalMode(Model):

@@ -328,8 +328,7 @@ class StalenessMetrics:
 
     def word(self, attempt: int) -> dict[str, Any]:
         """What goes to the coordinator."""
-        told = {WIRE_WORDS[name]: histogram for name, histogram in self.told().items()}
-        return {"did": "staleness", "attempt": attempt, "began": self._began, **told}
+        return {"did": "staleness", "attempt": attempt, "began": self._began, **self.told()}
 
     def add(self, rank: int, clock: int, part: _Seen, hyperparameters: Mapping[str, float | bool]) -> None:
         """A block has taken its part of a push."""
@@ -442,8 +441,6 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 EDGES = {"staleness": STALENESS_EDGES, "gap": GAPS}
-WIRE_WORDS = {"staleness": "lag", "gap": "gap"}
-"""The names of the histograms between shards."""
 
 
 class StalenessHistogram:
@@ -457,7 +454,7 @@ class StalenessHistogram:
     def heard(self, shard: int, body: Mapping[str, Any]) -> None:
         """A shard tells of its pushes, as `StalenessMetrics.word` writes it. Raises ValueError, KeyError or TypeError for anything else."""
         began = (int(body["attempt"]), float(body["began"]))
-        seen = {name: Histogram.read(edges, body[WIRE_WORDS[name]]) for name, edges in EDGES.items()}
+        seen = {name: Histogram.read(edges, body[name]) for name, edges in EDGES.items()}
         known = self._told.get(shard)
         if known is not None and began < known[0]:
             return

@@ -125,8 +125,9 @@ def _train(options: SimpleNamespace) -> int:
     line = comparison.mode_line(modes[0], options.workers, speeds, outcome)
     found = {
         "problem": options.problem, "rule": options.rule, "mode": line.mode, "workers": options.workers, "score": score, "gap": gap,
-        "lag": line.lag, "lag_p95": line.lag_p95, "useful": line.useful, "pushes": outcome.pushes, "updates": outcome.updates,
-        "dropped": outcome.dropped, "elapsed": outcome.elapsed, "sha256": outcome.sha256,
+        "staleness": line.staleness, "staleness_p95": line.staleness_p95, "useful": line.useful,
+        "pushes": outcome.pushes, "updates": outcome.updates, "dropped": outcome.dropped,
+        "elapsed": outcome.elapsed, "sha256": outcome.sha256,
         "pushes_per_second": outcome.pushes / (time.perf_counter() - began),
     }  # fmt: skip
     if options.json:
@@ -200,7 +201,7 @@ def _digits64(options: SimpleNamespace) -> int:
     if options.json:
         rows = [
             {"entry": key, "workers": n, "accuracy": [one.accuracy for one in ones], "gap": digits64.mean(ones, "gap"),
-             "lag": digits64.mean(ones, "lag"), "sha256": [one.sha256 for one in ones]}
+             "staleness": digits64.mean(ones, "staleness"), "sha256": [one.sha256 for one in ones]}
             for (key, n), ones in filled.items()
         ]  # fmt: skip
         _print_json({"table": rows, "gate": gate, "seconds": time.perf_counter() - began})
@@ -213,26 +214,26 @@ def _digits64(options: SimpleNamespace) -> int:
 
 
 def _trace(options: SimpleNamespace) -> int:
-    again, lags = Trace(), Counter[int]()
+    again, seen = Trace(), Counter[int]()
     pushes = dropped = 0
     for record in read_trace(options.file):
         again.rows.append(record)
         again.flush()
         pushes += 1
         dropped += record.weight == 0
-        lags[record.lag] += record.weight != 0
+        seen[record.staleness] += record.weight != 0
     if not pushes:
         raise ValueError(f"{options.file}: has no records")
-    kept = sum(lags.values())
-    mean = sum(lag * count for lag, count in lags.items()) / max(1, kept)
-    histogram = {lag: lags[lag] for lag in sorted(lags) if lags[lag]}
-    found = {"sha256": again.close(), "pushes": pushes, "dropped": dropped, "lag": mean, "lags": histogram}
+    kept = sum(seen.values())
+    mean = sum(staleness * count for staleness, count in seen.items()) / max(1, kept)
+    histogram = {staleness: seen[staleness] for staleness in sorted(seen) if seen[staleness]}
+    found = {"sha256": again.close(), "pushes": pushes, "dropped": dropped, "staleness": mean, "staleness_histogram": histogram}
     if options.json:
         _print_json(found)
         return 0
-    print("\n".join(f"{name:8} {found[name]}" for name in ("sha256", "pushes", "dropped", "lag")))
-    rows = [[str(lag), str(count), f"{100 * count / kept:.2f}"] for lag, count in histogram.items()]
-    print("\n" + digits64.text_columns(["lag", "pushes", "%"], rows))
+    print("\n".join(f"{name:9} {found[name]}" for name in ("sha256", "pushes", "dropped", "staleness")))
+    rows = [[str(staleness), str(count), f"{100 * count / kept:.2f}"] for staleness, count in histogram.items()]
+    print("\n" + digits64.text_columns(["staleness", "pushes", "%"], rows))
     return 0
 
 

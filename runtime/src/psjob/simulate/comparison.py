@@ -33,8 +33,9 @@ class Line:
     """A mean step's time."""
     interval: float
     """Mean time between updates."""
-    lag: float
-    lag_p95: float
+    staleness: float
+    """Mean, in updates."""
+    staleness_p95: float
     dropped: float
     """Part of the pushes."""
     pushes: int
@@ -77,10 +78,10 @@ def usual(workers: int) -> list[Mode]:
 
 def mode_line(mode: Mode, workers: int, speeds: WorkerSpeeds, outcome: SimulationOutcome) -> Line:
     """What an outcome says of its mode."""
-    time, lags = outcome.elapsed / speeds.typical, np.array(outcome.lags or [0])
+    time, seen = outcome.elapsed / speeds.typical, np.array(outcome.staleness or [0])
     return Line(
         label(mode), outcome.kept * (mode.inner_steps or 1) / (workers * time), outcome.updates / time, time / max(1, outcome.updates),
-        float(lags.mean()), float(np.quantile(lags, 0.95)), outcome.dropped / outcome.pushes, outcome.pushes, outcome.elapsed,
+        float(seen.mean()), float(np.quantile(seen, 0.95)), outcome.dropped / outcome.pushes, outcome.pushes, outcome.elapsed,
         outcome.sha256, config_of(mode) is not None,
     )  # fmt: skip
 
@@ -89,19 +90,19 @@ def schedule_text(lines: Sequence[Line]) -> str:
     """A table, and what to read from it."""
     rows = [
         [
-            one.mode, f"{one.useful:.3f}", f"{one.updates:.3g}", f"{one.interval:.3g}", f"{one.lag:.2f}", f"{one.lag_p95:.0f}",
+            one.mode, f"{one.useful:.3f}", f"{one.updates:.3g}", f"{one.interval:.3g}", f"{one.staleness:.2f}", f"{one.staleness_p95:.0f}",
             f"{100 * one.dropped:.1f}", "yes" if one.jobs else "not yet",
         ]
         for one in lines
     ]  # fmt: skip
-    head = ["mode", "useful time", "updates/step", "interval", "mean lag", "p95 lag", "dropped %", "in jobs"]
+    head = ["mode", "useful time", "updates/step", "interval", "mean staleness", "p95 staleness", "dropped %", "in jobs"]
     found = [digits64.text_columns(head, rows), ""]
     best = max(lines, key=lambda one: one.useful)
-    found.append(f"Most useful time: {best.mode} ({best.useful:.3f}, mean staleness (lag) {best.lag:.2f}).")
-    fresh = [one for one in lines if one.lag == 0]
-    if fresh and best.lag:
+    found.append(f"Most useful time: {best.mode} ({best.useful:.3f}, mean staleness {best.staleness:.2f}).")
+    fresh = [one for one in lines if one.staleness == 0]
+    if fresh and best.staleness:
         first = max(fresh, key=lambda one: one.useful)
-        found.append(f"Without lag: {first.mode} ({first.useful:.3f}).")
+        found.append(f"Without staleness: {first.mode} ({first.useful:.3f}).")
     return "\n".join(found)
 
 
@@ -126,8 +127,9 @@ def training_curve(
 ) -> dict[str, Any]:  # fmt: skip
     """What training in `mode` came to, for JSON. Times are in mean steps; a step is `workers` pushes (in local mode, one step of each).
 
-    `points` are (time, step, mean loss since the point before, score), `lags` (staleness, pushes that count), `gaps` (upper bound or null,
-    pushes), `idle` the part of the time that each worker waited. Raises ValueError for a rule that cannot take what the mode gives.
+    `points` are (time, step, mean loss since the point before, score), `staleness_histogram` (staleness, pushes that count),
+    `gaps` (upper bound or null, pushes), `idle` the part of the time that each worker waited. Raises ValueError for a rule that cannot take
+    what the mode gives.
     """
     with np.errstate(all="ignore"):  # what diverges says so by its score
         steps, count = mode.inner_steps or 1, max(workers, pushes // (mode.inner_steps or 1))
@@ -138,8 +140,9 @@ def training_curve(
     points = [(at / speeds.typical, done * steps / workers, loss, score) for at, done, loss, score in work.points]
     return {
         "mode": line.mode, "elapsed": outcome.elapsed / speeds.typical, "steps": outcome.pushes * steps / workers,
-        "updates": outcome.updates, "pushes": outcome.pushes, "dropped": outcome.dropped, "lag": line.lag, "points": points,
-        "lags": sorted(seen.lags.items()), "gaps": [(bound, seen.gaps[place]) for place, bound in enumerate((*EDGES, None))],
+        "updates": outcome.updates, "pushes": outcome.pushes, "dropped": outcome.dropped, "staleness": line.staleness, "points": points,
+        "staleness_histogram": sorted(seen.staleness.items()),
+        "gaps": [(bound, seen.gaps[place]) for place, bound in enumerate((*EDGES, None))],
         "idle": [waited / max(outcome.elapsed, 1e-300) for waited in outcome.waited], "score": work.score(), "sha256": outcome.sha256,
     }  # fmt: skip
 
@@ -164,15 +167,15 @@ class _Watched(SimulatedTraining):
 
 
 class _Seen(Trace):
-    """Counts lags of pushes that counted, and gaps of all, by bucket."""
+    """Counts the staleness of pushes that counted, and gaps of all, by bucket."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lags: Counter[int] = Counter()
+        self.staleness: Counter[int] = Counter()
         self.gaps: Counter[int] = Counter()
 
     def flush(self) -> None:
-        self.lags.update(row[3] for row in self.rows if row[4])
+        self.staleness.update(row[3] for row in self.rows if row[4])
         self.gaps.update(bisect_left(EDGES, row[5]) if row[5] == row[5] else len(EDGES) for row in self.rows)
         super().flush()
 
@@ -182,8 +185,8 @@ def curves_text(found: Sequence[dict[str, Any]]) -> str:
     rows = [
         [
             one["mode"], f"{one['elapsed']:.4g}", f"{one['points'][-1][2] if one['points'] else float('nan'):.4g}", f"{one['score']:.4g}",
-            f"{one['lag']:.2f}", f"{100 * np.mean(one['idle']):.1f}",
+            f"{one['staleness']:.2f}", f"{100 * np.mean(one['idle']):.1f}",
         ]
         for one in found
     ]  # fmt: skip
-    return digits64.text_columns(["mode", "time", "loss", "score", "mean lag", "idle %"], rows)
+    return digits64.text_columns(["mode", "time", "loss", "score", "mean staleness", "idle %"], rows)

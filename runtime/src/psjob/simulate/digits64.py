@@ -75,11 +75,11 @@ class Task:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training came to: accuracy from 0 to 1, mean gap and lag (staleness) over its pushes, SHA-256 of its trace."""
+    """What a training came to: accuracy from 0 to 1, mean gap and staleness over its pushes, SHA-256 of its trace."""
 
     accuracy: float
     gap: float
-    lag: float
+    staleness: float
     sha256: str
 
 
@@ -91,7 +91,7 @@ def train_once(task: Task) -> TrainingResult:
     trace = GapTrace()
     with np.errstate(all="ignore"):  # a rule may diverge; that is what the table shows
         outcome = simulate(entry.mode, task.workers, task.speeds, PUSHES, 1000 + task.seed, training, trace)
-        return TrainingResult(training.score(), trace.mean(), float(np.mean(outcome.lags)), outcome.sha256)
+        return TrainingResult(training.score(), trace.mean(), float(np.mean(outcome.staleness)), outcome.sha256)
 
 
 def protocol_hyperparameters(rule: HasHyperparameters, given: Hyperparameters) -> Hyperparameters:
@@ -135,7 +135,7 @@ class GapTrace(Trace):
         return self._total / self._count if np.isfinite(self._total) else float("inf")
 
 
-def mean(trainings: Sequence[TrainingResult], what: Literal["accuracy", "gap", "lag"]) -> float:
+def mean(trainings: Sequence[TrainingResult], what: Literal["accuracy", "gap", "staleness"]) -> float:
     """Over seeds."""
     return float(np.mean([getattr(one, what) for one in trainings]))
 

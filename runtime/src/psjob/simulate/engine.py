@@ -55,7 +55,7 @@ class SimulationOutcome:
     kept: int
     dropped: int
     updates: int
-    lags: array[int]
+    staleness: array[int]
     """Of the pushes that were kept, in order."""
     sha256: str
     """Of the trace."""
@@ -98,7 +98,8 @@ def simulate(
             run.outage(who - workers - 1, now)
         run.now = now
         run.decide(now, who)
-    return SimulationOutcome(run.now, run.pushed, len(run.lags), run.dropped, run.version, run.lags, run.trace.close(), run.so_far())
+    kept = len(run.staleness)
+    return SimulationOutcome(run.now, run.pushed, kept, run.dropped, run.version, run.staleness, run.trace.close(), run.so_far())
 
 
 class _Run:
@@ -124,7 +125,7 @@ class _Run:
         self.lowest, self.behind = 0, workers
         self.risen = False
         self.now, self.version, self.pushed, self.dropped, self.until = 0.0, 0, 0, 0, -1.0
-        self.lags: array[int] = array("q")
+        self.staleness: array[int] = array("q")
         for worker in range(workers):
             self.begin(worker, 0.0)
         for number, outage in enumerate(self.outages):
@@ -214,18 +215,18 @@ class _Run:
     def _settle(self, batch: Batch, now: float, freed: list[int]) -> None:
         """Apply a decision and write it down."""
         kept, dropped, weights, _ = batch
-        version, rows, lags, clocks = self.version, self.trace.rows, self.lags, self.clocks
+        version, rows, seen, clocks = self.version, self.trace.rows, self.staleness, self.clocks
         notes = self.work.decide(batch, version) if self.work else None
         decided, mean = kept, 1 / len(kept) if kept else 0.0
         if dropped:
             decided, weights = kept + dropped, (weights or (mean,) * len(kept)) + (0.0,) * len(dropped)
         for place, (who, clock, base, _) in enumerate(decided):
-            lag = version - (base or 0)  # nothing is restored here: a base is always known
+            staleness = version - (base or 0)  # nothing is restored here: a base is always known
             part = weights[place] if weights else mean
             gap, loss = notes[place] if notes else NOT_TRAINED
             if part:
-                lags.append(lag)
-            rows.append((now, clock, who, lag, part, gap, loss))
+                seen.append(staleness)
+            rows.append((now, clock, who, staleness, part, gap, loss))
             if clock == clocks[who] - 1:
                 self.waiting[who] = False
             freed.append(who)
@@ -352,7 +353,7 @@ class TraceRecord(NamedTuple):
     t: float
     clock: int
     worker: int
-    lag: int
+    staleness: int
     """Updates between the weights it was computed on and this one."""
     weight: float
     """Its part in the update; 0: it was dropped."""
@@ -426,12 +427,17 @@ def trace_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _record(path: Path, number: int, row: dict[str, Any]) -> TraceRecord:
+    absent = [name for name in TraceRecord._fields if name not in row]
+    if absent:
+        raise ValueError(
+            f"{path}: record {number} is not one of a trace: it has no column {absent[0]}; give a file that --trace of this version wrote"
+        )
     try:
         return TraceRecord(
-            float(row["t"]), int(row["clock"]), int(row["worker"]), int(row["lag"]), float(row["weight"]),
+            float(row["t"]), int(row["clock"]), int(row["worker"]), int(row["staleness"]), float(row["weight"]),
             _float(row["gap"]), _float(row["loss"]),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: record {number} is not one of a trace ({type(error).__name__}: {error})") from None
 
 

@@ -60,7 +60,7 @@ class Fixed:
 class Quadratic:
     """curvature / 2 · |weights|², from weights 1, in float64.
 
-    Stable for ASGD of constant staleness (lag) L iff lr · curvature < 2 sin(π / (2 (2 L + 1))).
+    Stable for ASGD of constant staleness L iff lr · curvature < 2 sin(π / (2 (2 L + 1))).
     """
 
     def __init__(self, size: int, curvature: float = 1.0) -> None:
@@ -144,10 +144,10 @@ class SimulatedTraining:
         dropped = [self._sent.pop((push.worker, push.clock)) for push in batch.dropped]
         notes = [(self._gap(sent.used), sent.loss) for sent in (*kept, *dropped)]
         if kept:
-            lag = max(version - (push.base or 0) for push in batch.kept)
+            staleness = max(version - (push.base or 0) for push in batch.kept)
             worker = batch.kept[0].worker if len(kept) == 1 else None
             self.rule.apply(
-                self.state, _combined(kept, batch), self.hyperparameters(self.batches), UpdateFacts(staleness=lag, worker=worker)
+                self.state, _combined(kept, batch), self.hyperparameters(self.batches), UpdateFacts(staleness=staleness, worker=worker)
             )
         return notes
 
