@@ -93,7 +93,7 @@ def test_kills_change_no_bit_of_a_run_with_codecs(tmp_path: Path, push: str, pul
 )
 def test_a_shard_killed_while_it_writes_a_checkpoint_changes_no_bit(tmp_path: Path, plain: Ran, shard: int, way: str) -> None:
     """Its blocks are held, and the manifest that would name them never comes: the checkpoint before counts."""
-    hit = run(tmp_path / "hit", f"kill:shard-{shard}@cut=3", way=way)
+    hit = run(tmp_path / "hit", f"kill:shard-{shard}@checkpoint=3", way=way)
     check_torn(hit, shard)
     assert hit.summary["updates_lost"] == 0 and hit.sha == plain.sha
     assert_same_file(hit, plain)

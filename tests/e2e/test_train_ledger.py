@@ -56,7 +56,7 @@ def test_what_a_killed_shard_lost_is_what_is_missing(tmp_path: Path, shard: int,
 )
 def test_a_shard_killed_while_it_writes_a_checkpoint_loses_what_it_says(tmp_path: Path, shard: int, transport: str) -> None:
     """It goes back to the checkpoint before; the workers, which had marked, are released."""
-    ran = run(tmp_path, f"kill:shard-{shard}@cut=3", gates="", transport=transport)
+    ran = run(tmp_path, f"kill:shard-{shard}@checkpoint=3", gates="", transport=transport)
     check_torn(ran, shard)
     check(ran, shard)
 
@@ -159,8 +159,8 @@ def plan(seed: int) -> Plan:
     for moment, step in enumerate(steps):
         for target in rng.sample(targets, rng.randint(1, 3)):
             what = "stop" if target.startswith("shard") and rng.random() < 0.3 else "kill"
-            cut = target.startswith("shard") and rng.random() < 0.25
-            hits.append(f"{what}:{target}@cut={moment + 2}" if cut else f"{what}:{target}@step={step // 10 if local else step}")
+            saves = target.startswith("shard") and rng.random() < 0.25
+            hits.append(f"{what}:{target}@checkpoint={moment + 2}" if saves else f"{what}:{target}@step={step // 10 if local else step}")
     tables = training["mode"] in ("sync", "async", "bounded") and "sync" not in training
     return Plan(training, tables and rng.random() < 0.5, tuple(hits))
 

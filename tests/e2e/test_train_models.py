@@ -74,7 +74,7 @@ def test_a_kill_changes_no_bit_of_a_clipped_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "sync", "said"),
     [
-        ("async", {}, 'spec.training.sync: Invalid value: "object": must not be given but in spec.training.mode: sync'),
+        ("async", {}, 'spec.training.sync: Invalid value: "object": is allowed only in spec.training.mode: sync'),
         ("sync", {"backupWorkers": 1}, "spec.training.sync.maxGradNorm: Invalid value: 0.5: must not be given with spec.training.sync"),
     ],
 )

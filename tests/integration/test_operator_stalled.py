@@ -123,7 +123,7 @@ def test_it_is_gone_for_long(place_outage: World) -> None:
 
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pstrainingjobs.psjob.dev"
-LIMIT = "must not be linear"
+LIMIT = "may be linear only"
 FAULT = {"mode": "async", "lrScaling": "linear"}
 
 

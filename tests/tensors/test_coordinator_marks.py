@@ -24,7 +24,7 @@ from psjob.protocol.coordinator import events as e
 from psjob.shard.deduplication import Verdict
 from psjob.shard.push_metrics import GAPS, STALENESS_EDGES, Histogram, StalenessHistogram, StalenessMetrics, _Seen
 from psjob.wire.frame import Header, Kind
-from psjob_client.local.status import lateness, lateness_line
+from psjob_client.local.status import lateness, staleness_line
 from tests.tensors.desk import NEVER, Desk, in_the_way, mark
 from tests.unit.coordinator_world import World
 
@@ -322,7 +322,7 @@ def told(values: list[float], gaps: list[float] = []) -> dict[str, Any]:  # noqa
 def test_shards_are_summed_and_a_quantile_is_the_edge_of_its_bucket() -> None:
     late = lateness([told([0, 1, 1], [0.5]), told([2, 5], [1.5, 1.0]), {"staleness": None, "gap": None}, {}])
     assert late == {"staleness": {"median": 1, "p95": 5, "max": 5, "mean": 1.8}, "gap": {"mean": 1.0, "max": 1.5}}
-    assert lateness_line(late) == "staleness of pushes: 1 updates (median), 5 (95 %), 5 (largest); the mean gap was 1"
+    assert staleness_line(late) == "staleness of pushes: 1 updates (median), 5 (95 %), 5 (largest); the mean gap was 1"
     assert lateness([told([7] * 20)]) is not None and lateness([told([7] * 20 + [20])])["staleness"]["p95"] == 8  # type: ignore[index]
 
 

@@ -202,7 +202,7 @@ REFUSED: list[Case] = [
         )
         for value in values),
     # -- across fields
-    *(refused(f"mode-without-{field}", "spec.training", {"mode": mode, field: value}, "must not be given but in spec.training.mode: ",
+    *(refused(f"mode-without-{field}", "spec.training", {"mode": mode, field: value}, "is allowed only in spec.training.mode: ",
           below=f".{field}")
         for mode, field, value in (
             ("async", "sync", {"backupWorkers": 1}),
@@ -231,7 +231,7 @@ REFUSED: list[Case] = [
         ("", "max", "robust:", ":clipped", "a b:c", "robust:clipped:twice", "mean\n"),
         "must be mean, sum, median, trimmed_mean or module:function; such as robust:clipped"),
     *(refused(f"scaling-{name}", "spec.training", {"lrScaling": "linear", **given},
-          "must not be linear but in spec.training.mode: sync, nor with reduction: sum; only a mean", below=".lrScaling")
+          "may be linear only in spec.training.mode: sync without reduction: sum; only a mean", below=".lrScaling")
         for name, given in {"async": {"mode": "async"}, "local": {"mode": "local"}, "sum": {"sync": {"reduction": "sum"}}}.items()),
     refused("warmup-local", "spec.training", {"mode": "local", "warmupSteps": 10}, "must be 0 in spec.training.mode: local; ",
         below=".warmupSteps"),
@@ -242,9 +242,9 @@ REFUSED: list[Case] = [
     refused("local-shard-update", "spec.training", {"mode": "local", "updateAt": "shard"},
         "must not be shard in spec.training.mode: local; the optimizer steps on the workers", below=".updateAt"),
     refused("async-worker-update", "spec.training", {"mode": "async", "updateAt": "worker"},
-        "must not be worker but in spec.training.mode: sync without backupWorkers; ", below=".updateAt"),
+        "may be worker only in spec.training.mode: sync without backupWorkers; ", below=".updateAt"),
     *(refused(f"update-rule-{name}", "spec.training", {"updateRule": "dana-slim", **given},
-          "must not be given but in spec.training.mode: async, and delayed-nesterov in local; ", below=".updateRule")
+          "is allowed only in spec.training.mode: async, and delayed-nesterov in local; ", below=".updateRule")
         for name, given in {"sync": {"mode": "sync"}, "by-default": {}, "local": {"mode": "local"}}.items()),
     *FAILURES_REFUSED,
     refused("claim-disabled", "spec.checkpoint", {"disabled": True, "volume": {"persistentVolumeClaim": {"claimName": "x"}}},

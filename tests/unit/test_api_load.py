@@ -48,8 +48,8 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{level}: &a{level} {{<<: [{', '.join([f
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "holds no document"),
-        ("---\n---\n", "holds no document"),
+        ("", "the manifest is empty"),
+        ("---\n---\n", "the manifest is empty"),
         ("just text", "must be an object"),
         ("- 1\n- 2\n", "must be an object"),
         (f"{TEXT}---\n{TEXT}", "holds 2 documents"),

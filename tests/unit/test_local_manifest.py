@@ -91,7 +91,7 @@ def test_a_bad_value_is_one_line_with_field_and_remedy(tmp_path: Path, settings:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no document"),
+        ("", "is empty"),
         ("a: [", "not YAML"),
         ("a: 1\n---\nb: 2\n", "2 documents"),
         ("- 1\n- 2\n", "must be an object"),
@@ -141,12 +141,12 @@ def test_references_expand_as_on_a_cluster(tmp_path: Path, word: str, expanded: 
         ("kill:worker-3@step=1", "worker-0 to worker-2"),
         ("stop:worker-0@step=1", "use kill"),
         ("kill:shard-0@step=0", "1 or more"),
-        ("stop:shard-1@cut=0", "1 or more"),
-        ("kill:worker-0@cut=2", "name a shard"),
-        ("kill:shard-0@cut=2+1s", "takes no seconds"),
-        ("kill:shard-0@step=2+1", "a step or a cut"),
+        ("stop:shard-1@checkpoint=0", "1 or more"),
+        ("kill:worker-0@checkpoint=2", "name a shard"),
+        ("kill:shard-0@checkpoint=2+1s", "a step only"),
+        ("kill:shard-0@step=2+1", "a step or a checkpoint"),
         ("kill:shard-0", "such as kill:shard-1@step=200"),
-        ("kill:shard-0@view=2", "a step or a cut"),
+        ("kill:shard-0@view=2", "a step or a checkpoint"),
         ("burn:shard-0@step=5", "kill, crash, hang or stop"),
         ("", "kill, crash, hang or stop"),
         ("kill:shard-0@step=٣", "kill, crash, hang or stop"),
@@ -159,16 +159,16 @@ def test_a_fault_that_cannot_be_done(text: str, words: str) -> None:
 
 
 def test_faults_come_in_the_order_of_their_numbers() -> None:
-    faults = parse_faults(["kill:shard-1@step=9", "stop:shard-0@cut=3", "kill:worker-2@step=9+0.25s"], shards=2, workers=3)
+    faults = parse_faults(["kill:shard-1@step=9", "stop:shard-0@checkpoint=3", "kill:worker-2@step=9+0.25s"], shards=2, workers=3)
     assert [(fault.target, fault.when, fault.number, fault.later) for fault in faults] == [
-        ("shard-0", "cut", 3, 0),
+        ("shard-0", "checkpoint", 3, 0),
         ("shard-1", "step", 9, 0),
         ("worker-2", "step", 9, 0.25),
     ]
 
 
-def test_a_fault_in_a_cut_is_due_from_the_checkpoint_before_on() -> None:
-    (fault,) = parse_faults(["kill:shard-0@cut=2"], shards=1, workers=1)
+def test_a_fault_in_a_checkpoint_is_due_from_the_checkpoint_before_on() -> None:
+    (fault,) = parse_faults(["kill:shard-0@checkpoint=2"], shards=1, workers=1)
     assert [fault.due(500, checkpoints) for checkpoints in range(3)] == [False, True, True]
 
 

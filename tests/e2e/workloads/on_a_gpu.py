@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from psjob.api import attach
 from psjob.api.training_job import TrainingJob
 from psjob.worker.exchange import Exchange
 from psjob.worker.overlap import Overlap, tree_of
@@ -13,6 +14,12 @@ from psjob.worker.staging import Staging
 def stage_as_on_a_gpu() -> None:
     """Call it before `attach`."""
     TrainingJob._data_path = _data_path  # type: ignore[method-assign]
+
+
+def check_staged() -> None:
+    """Call it after `attach`."""
+    job = attach.current
+    assert job is not None and isinstance(job.session.exchange.memory, Staging) and job.session.exchange.lends
 
 
 def _data_path(job: TrainingJob, overlap: bool) -> None:

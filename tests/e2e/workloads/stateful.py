@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import psjob as ps
 from tests.e2e.workloads.gates import Gates
-from tests.e2e.workloads.on_a_gpu import stage_as_on_a_gpu
+from tests.e2e.workloads.on_a_gpu import check_staged, stage_as_on_a_gpu
 
 SAMPLES, BATCH = 800, 10
 
@@ -41,6 +41,8 @@ def main(epochs: int, gates: Gates, overlap: bool) -> None:
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2, 4], 0.5)
     model, optimizer = ps.attach(model, optimizer, overlap=overlap, schedule=schedule)
+    if "staged" in sys.argv[3:]:
+        check_staged()
     loader = DataLoader(Noisy(), batch_size=BATCH, shuffle=True, num_workers=1)
     for _ in range(epochs):
         for x, y in ps.shard(loader):

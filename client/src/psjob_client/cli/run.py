@@ -54,9 +54,9 @@ def run(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="WHAT:PROCESS@step=N[+Ss]|cut=N",
+            metavar="WHAT:PROCESS@step=N[+Ss]|checkpoint=N",
             help="kill or stop shard-<i>, crash or hang the process that serves in it, or kill worker-<i>, when step N is complete. +Ss: S "
-            "seconds later. cut=N: a shard while it writes checkpoint N. Repeatable.",
+            "seconds later. checkpoint=N: a shard while it writes checkpoint N. Repeatable.",
         ),
     ] = None,
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a summary of the run as JSON.")] = None,

@@ -317,6 +317,8 @@ def _checkpoint(path: Path) -> CheckpointView | None:
         return None
     assert named is not None
     made = run_folder.json_object(path) if stat.st_size <= LARGEST_MANIFEST else {}
+    if not made and stat.st_size <= LARGEST_MANIFEST:
+        return None  # it is damaged, and nothing continues from it
     return translate.checkpoint_of(path.name, made, int(named[1]), int(named[2]), stat.st_mtime, str(path))
 
 

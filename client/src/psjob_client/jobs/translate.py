@@ -15,10 +15,10 @@ from psjob_client.jobs.view import (
     DIFFER,
     DIVERGED,
     CheckpointView,
+    Distribution,
     EventView,
     HistoryView,
     JobView,
-    Lateness,
     ProgressView,
     Series,
     ShardView,
@@ -463,8 +463,8 @@ def coordinator_facts(told: Mapping[str, Any], time: float | None) -> dict[str, 
         "transfer": transfer_view(part(told, "checkpointProgress")),
         "codecs": _text(told.get("codecs")),
         "transport": _text(told.get("transport")),
-        "staleness": lateness_view(part(told, "staleness")),
-        "gap": lateness_view(part(told, "gap")),
+        "staleness": distribution_view(part(told, "staleness")),
+        "gap": distribution_view(part(told, "gap")),
         "stages": stage_views(told),
         "warnings": tuple(str(told[name]) for name in WARNINGS if told.get(name)),
         "weights_sha256": _text(told.get("weightsSha256")),
@@ -517,8 +517,8 @@ def shard_view(index: int, state: str, attempt: int, told: Mapping[str, Any] | N
         crashes=_count(counters, "crashes"),
         memory_bytes=int(numbers(told, "memory", "rssBytes")) or None,
         transfer=transfer_view(part(told, "transfer")),
-        staleness=lateness_view(part(told, "staleness")),
-        gap=lateness_view(part(told, "gap")),
+        staleness=distribution_view(part(told, "staleness")),
+        gap=distribution_view(part(told, "gap")),
         problem=_text(told.get("problem")),
     )
 
@@ -558,13 +558,13 @@ def stage_views(told: Mapping[str, Any]) -> tuple[StageView, ...]:
     )
 
 
-def lateness_view(told: Mapping[str, Any]) -> Lateness | None:
+def distribution_view(told: Mapping[str, Any]) -> Distribution | None:
     """A histogram of the contract; None where there is none."""
     count = int(numbers(told, "count"))
     if not count:
         return None
     buckets = tuple((float(edge), float(held)) for edge, held in told.get("buckets") or () if finite(edge) is not None)
-    return Lateness(count=count, mean=numbers(told, "sum") / count, max=numbers(told, "max"), buckets=buckets)
+    return Distribution(count=count, mean=numbers(told, "sum") / count, max=numbers(told, "max"), buckets=buckets)
 
 
 def transfer_view(told: Mapping[str, Any]) -> TransferView | None:

@@ -55,8 +55,8 @@ class View(Model):
         return value
 
 
-class Lateness(View):
-    """Staleness of pushes: a number for each push that counted, over all shards."""
+class Distribution(View):
+    """Staleness or gap of pushes: a number for each push that counted, over all shards."""
 
     count: int = 0
     """Pushes."""
@@ -117,9 +117,9 @@ class ShardView(ProcessView):
     """Memory of its process."""
     transfer: TransferView | None = None
     """The checkpoint that it reads or writes now."""
-    staleness: Lateness | None = None
+    staleness: Distribution | None = None
     """Updates between the weights of a gradient and those that it is applied to; absent in mode sync."""
-    gap: Lateness | None = None
+    gap: Distribution | None = None
     """How far the weights have moved meanwhile."""
 
 
@@ -260,9 +260,9 @@ class JobView(View):
     """Starts beyond the first, of all processes."""
     causes: dict[str, int] = Field(default_factory=dict)
     """The same by cause."""
-    staleness: Lateness | None = None
+    staleness: Distribution | None = None
     """Over all shards; absent in mode sync."""
-    gap: Lateness | None = None
+    gap: Distribution | None = None
     """Over all shards."""
     checkpoint: CheckpointView | None = None
     """The newest committed one."""

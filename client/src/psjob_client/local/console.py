@@ -26,7 +26,7 @@ from psjob_client.local.manifest import Command, Request
 from psjob_client.local.monitor import RunWatch, Standstill
 from psjob_client.local.process import ChildProcess
 from psjob_client.local.record import Record
-from psjob_client.local.run_folder import Folder, Follow, tail_of
+from psjob_client.local.run_folder import Folder, Follow, newest_step, tail_of
 from psjob_client.local.status import WARNINGS, numbers, part, passes_again
 from psjob_client.text import span
 from psjob_operator.api.spec import PSTrainingJob
@@ -127,8 +127,8 @@ class Story:
     def farewell(self, request: Request, backend: Backend) -> None:
         """After Ctrl-C: how to continue."""
         words = request.words()
-        if backend.watch.coordinator.get("checkpoint"):
-            step = backend.watch.coordinator["checkpoint"].get("step")
+        step = newest_step(backend.folder.path)  # shard 0 may have written a checkpoint since it was last asked
+        if step is not None:
             unit = self.display.unit
             self.display.say(f"stopped at {unit} {backend.watch.step}, checkpoint at {unit} {step}. Continue with:")
             path = self.near(backend.folder.path)

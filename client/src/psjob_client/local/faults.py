@@ -29,18 +29,18 @@ ARMED = 0.03
 """Seconds between two looks at the coordinator while a fault waits for its step."""
 REPLACED_SECONDS = 3.0
 GLANCE, GLANCES = 0.002, 100
-"""Seconds between two looks at a run's folder while a fault waits for a cut, and how many of them come between two rounds."""
+"""Seconds between two looks at a run's folder while a fault waits for a checkpoint, and how many of them come between two rounds."""
 SETTLE = 0.01
 """Seconds in which every thread of a process that was stopped stands still."""
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGKILL, "hang": signal.SIGSTOP}
 INSIDE = ("crash", "hang")
 """They hit the process that serves in a shard, not its keeper."""
 FORM = re.compile(
-    r"(kill|crash|hang|stop):(shard|worker)-([0-9]{1,4})@(step|cut)=([0-9]{1,12})(?:\+([0-9]{1,4}(?:\.[0-9]{1,3})?)s)?", re.ASCII
+    r"(kill|crash|hang|stop):(shard|worker)-([0-9]{1,4})@(step|checkpoint)=([0-9]{1,12})(?:\+([0-9]{1,4}(?:\.[0-9]{1,3})?)s)?", re.ASCII
 )
 EXAMPLES = (
     "such as kill:shard-1@step=200, crash:shard-1@step=200, hang:shard-1@step=200, stop:shard-0@step=50, kill:worker-2@step=9+0.5s"
-    " or kill:shard-0@cut=2"
+    " or kill:shard-0@checkpoint=2"
 )
 
 
@@ -54,7 +54,7 @@ class Fault:
     role: Role
     index: int
     when: str
-    """`step` or `cut`."""
+    """`step` or `checkpoint`."""
     number: int
     """The step; or the number of the checkpoint, 1 for the first one above step 0."""
     later: float = 0.0
@@ -89,7 +89,7 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
     for text in texts:
         found = FORM.fullmatch(text)
         if found is None:
-            problems.append(f"--fault {text}: must be kill, crash, hang or stop, a process, and a step or a cut, {EXAMPLES}")
+            problems.append(f"--fault {text}: must be kill, crash, hang or stop, a process, and a step or a checkpoint, {EXAMPLES}")
             continue
         what, kind, index, when, number = found[1], found[2], int(found[3]), found[4], int(found[5])
         count = shards if kind == "shard" else workers
@@ -101,13 +101,13 @@ def parse_faults(texts: Sequence[str], shards: int, workers: int) -> tuple[Fault
             )
         elif what in INSIDE and kind == "worker":
             problems.append(f"--fault {text}: only the process in a shard's pod is started again from its memory; kill a worker")
-        elif when == "cut" and kind == "worker":
+        elif when == "checkpoint" and kind == "worker":
             problems.append(f"--fault {text}: a worker writes no part of a checkpoint; name a shard, or a step")
         elif number < 1:
             first = "first step is complete then" if when == "step" else "first checkpoint above step 0 has this number"
             problems.append(f"--fault {text}: the {when} must be 1 or more; the {first}")
-        elif when == "cut" and found[6]:
-            problems.append(f"--fault {text}: a cut takes no seconds after it; write cut={number}, or step={number}+{found[6]}s")
+        elif when == "checkpoint" and found[6]:
+            problems.append(f"--fault {text}: seconds may follow a step only; write checkpoint={number}, or step={number}+{found[6]}s")
         else:
             faults.append(Fault(text, what, "shard" if kind == "shard" else "worker", index, when, number, float(found[6] or 0)))
     if problems:
@@ -249,8 +249,8 @@ async def _strike(faults: Faults, fault: Fault, backend: Backend, say: Callable[
     crashes = int(numbers(told, "counters", "crashes"))
     if fault.inside and faults.crashing(child, crashes):
         return False  # The process that the last fault hit has no successor yet that has continued.
-    torn = await _stopped_in_cut(backend, child) if fault.when == "cut" else None
-    if fault.when == "cut" and torn is None:
+    torn = await _stopped_in_checkpoint(backend, child) if fault.when == "checkpoint" else None
+    if fault.when == "checkpoint" and torn is None:
         return False
     if fault.inside:
         await _hit_inside(child, fault.signal)
@@ -292,7 +292,7 @@ def _hit(fault: Fault, child: ChildProcess) -> str:
     return f"the process that serves in {child.name}" if fault.inside else child.name
 
 
-async def _stopped_in_cut(backend: Backend, child: ChildProcess) -> str | None:
+async def _stopped_in_checkpoint(backend: Backend, child: ChildProcess) -> str | None:
     """Stop a shard with a file of a checkpoint begun and not finished, and name that file; None: it began none, or was quicker."""
     for _ in range(GLANCES):
         torn = unfinished(_written_since(backend.folder.path, child.created), child.index, child.number)

@@ -23,7 +23,7 @@ from psjob_client.local.monitor import RunWatch, attach_verdict, poll_shards
 from psjob_client.local.process import Sites, reserve_ports
 from psjob_client.local.record import keep_history
 from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, local_encryption, new_folder, parse_logs, resumed_folder
-from psjob_client.local.status import lateness, lateness_line, numbers, passes_again
+from psjob_client.local.status import lateness, numbers, passes_again, staleness_line
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.plan.objects import listening_workers
@@ -219,7 +219,7 @@ def _conclude(request: Request, backend: Backend, recoveries: Sequence[FaultReco
         story.display.say(f"Complete: {made}; weights{which} and checkpoints are in {where}")
     late = lateness(backend.watch.told.values())
     if late:
-        story.display.say(lateness_line(late))
+        story.display.say(staleness_line(late))
     for name, value in last_metrics(told).items():
         if name not in TOLD_ELSEWHERE:
             story.display.output(metric_line(name, value))

@@ -458,6 +458,12 @@ def manifests(folder: Path) -> list[Path]:
     return [folder / match[0] for match in sorted(matches, key=lambda match: (int(match[1]), int(match[2])), reverse=True)]
 
 
+def newest_step(folder: Path) -> int | None:
+    """The step of the newest checkpoint that is whole; None without one."""
+    manifest = next((found for path in manifests(folder) if (found := _whole(path)) is not None), None)
+    return None if manifest is None else int(manifest["step"])
+
+
 def _whole(path: Path) -> Mapping[str, Any] | None:
     """The manifest, if it has its own hash and the files that it lists have their sizes; what lies in them the runtime reads."""
     try:

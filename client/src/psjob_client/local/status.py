@@ -179,7 +179,7 @@ def _summed(told: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"count": count, "sum": total, "max": most, "buckets": sorted(below.items())}
 
 
-def lateness_line(late: Mapping[str, Mapping[str, float]]) -> str:
+def staleness_line(late: Mapping[str, Mapping[str, float]]) -> str:
     """`staleness of pushes: 3 updates (median), 6 (95 %), 7 (largest); the mean gap was 0.0012`."""
     stale = late["staleness"]
     words = f"staleness of pushes: {stale['median']:g} updates (median), {stale['p95']:g} (95 %), {stale['max']:g} (largest)"

@@ -100,7 +100,7 @@ def tree_edges(n: int) -> int:
 
 
 def best_chunks(size: float, n: int, bandwidth: float, latency: float) -> int:
-    """The c that makes `pipelined_tree` least, √((2d-1)M/(αB)), in chunks of at least SMALLEST_CHUNK bytes."""
+    """The c that makes `pipelined_tree_seconds` least, √((2d-1)M/(αB)), in chunks of at least SMALLEST_CHUNK bytes."""
     most = max(1.0, size // SMALLEST_CHUNK)
     busy = latency * bandwidth
     return round(min(most, max(1.0, math.sqrt((2 * tree_depth(n) - 1) * size / busy)))) if busy > 0 else int(most)

@@ -41,8 +41,11 @@ def load_document(text: str | bytes, kind: str) -> tuple[Any, list[Problem]]:
     if problems:
         return None, problems
     if len(documents) != 1:
-        count = "holds no document" if not documents else f"holds {len(documents)} documents"
-        return None, [Problem("", None, f"the manifest {count}, not one {kind}", "keep other objects in files of their own")]
+        if not documents:
+            return None, [Problem("", None, f"the manifest is empty: it holds no {kind}", "psjob init writes one")]
+        return None, [
+            Problem("", None, f"the manifest holds {len(documents)} documents, not one {kind}", "keep other objects in other files")
+        ]
     return documents[0].value, []
 
 

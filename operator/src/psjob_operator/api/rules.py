@@ -165,7 +165,7 @@ def _only_in(mode: str) -> FieldRule:
     return FieldRule(
         "spec.training",
         lambda training: training.get(mode) is None or training["mode"] == mode,
-        f"must not be given but in spec.training.mode: {mode}",
+        f"is allowed only in spec.training.mode: {mode}",
         "leave it out",
         cel=f"!has(self.{mode}) || self.mode == '{mode}'",
         about=mode,
@@ -190,7 +190,7 @@ _ACROSS = (
     FieldRule(
         "spec.training",
         lambda training: training.get("updateAt") != "worker" or (training["mode"] == "sync" and not _sync(training)["backupWorkers"]),
-        "must not be worker but in spec.training.mode: sync without backupWorkers",
+        "may be worker only in spec.training.mode: sync without backupWorkers",
         "other updates run on the shards; leave it out",
         cel="!has(self.updateAt) || self.updateAt != 'worker' || (self.mode == 'sync' && self.?sync.?backupWorkers.orValue(0) == 0)",
         about="updateAt",
@@ -198,7 +198,7 @@ _ACROSS = (
     FieldRule(
         "spec.training",
         lambda training: training["lrScaling"] != "linear" or (training["mode"] == "sync" and _sync(training)["reduction"] != "sum"),
-        "must not be linear but in spec.training.mode: sync, nor with reduction: sum",
+        "may be linear only in spec.training.mode: sync without reduction: sum",
         "only a mean over more workers tolerates a higher rate; leave it out",
         cel="self.?lrScaling.orValue('none') != 'linear' || (self.mode == 'sync' && self.?sync.?reduction.orValue('mean') != 'sum')",
         about="lrScaling",
@@ -277,7 +277,7 @@ _ACROSS = (
             or training["mode"] == "async"
             or (training["mode"] == "local" and training["updateRule"] == ASYNC_OUTER_RULE)
         ),
-        "must not be given but in spec.training.mode: async, and delayed-nesterov in local",
+        "is allowed only in spec.training.mode: async, and delayed-nesterov in local",
         "it is a rule for pushes of mode async; leave spec.training.updateRule out or take mode: async",
         cel=f"!has(self.updateRule) || self.mode == 'async' || self.mode == 'local' && self.updateRule == '{ASYNC_OUTER_RULE}'",
         about="updateRule",

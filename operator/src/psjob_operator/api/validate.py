@@ -62,6 +62,7 @@ RENAMED_FIELDS: Final = {
     "spec.training.reduction": "write spec.training.sync: {reduction: median}",
     "spec.training.maxGradNorm": "write spec.training.sync: {maxGradNorm: 1.0}",
     "spec.training.staleness": "write spec.training.bounded: {staleness: 3} or spec.training.threshold: {staleness: 16}",
+    "spec.training.creditMebibytes": "write spec.training.gradientMebibytes, for all workers of a shard together",
     "spec.training.splits": "write spec.training.softsync: {splits: 2}",
     "spec.workers.stepTimeoutSeconds": "write spec.workers.progressDeadlineSeconds",
     "spec.runPolicy.failureRules": "write spec.runPolicy.podFailurePolicy: {rules: [...]}, with onSignals and onReasons",

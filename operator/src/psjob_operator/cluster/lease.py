@@ -1,4 +1,4 @@
-"""Takes, renews and gives back the Lease that says which of several operators takes turns; election.py decides.
+"""Takes, renews and gives back the Lease that says which of several operators takes turns; leader_election.py decides.
 
 The API server's compare-and-swap on the resourceVersion is the judge. It has a client of its own, so that no burst of pods stands
 before a renewal.

@@ -15,7 +15,7 @@ from psjob.process.errors import Refused
 
 Place = Mapping[str, Any]
 """`round`: rounds of the pass that this worker has begun; `order`: what tells its batches from others. A pass over an IterableDataset keeps
-what `streams.py` needs beside it.
+what its stream needs beside it.
 """
 START: Place = {"round": 0}
 NOWHERE: Mapping[str, Any] = {"begun": 0, "asking": -1, "open": [], "looks": [], "behind": [], "stepped": False, "trail": [0, 0]}

@@ -51,11 +51,11 @@ def mark(place: config.ProcessContext) -> None:
     SingleDeviceStrategy.barrier = _barrier
     made = Fabric.__init__
 
-    def noted(self: Any, *given: Any, **named: Any) -> None:
+    def init(self: Any, *given: Any, **named: Any) -> None:
         made(self, *given, **named)
         _devices.append(self.device)
 
-    Fabric.__init__ = noted
+    Fabric.__init__ = init
 
 
 _devices: list[torch.device] = []

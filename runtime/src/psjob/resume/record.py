@@ -351,7 +351,7 @@ class BuiltBuffers:
 
 
 def are_forms(value: Any) -> bool:
-    """Is this what `Built.changed` gives?"""
+    """Is this what `BuiltBuffers.changed` gives?"""
     return isinstance(value, dict) and all(
         each is None or (isinstance(each, list) and len(each) == 2 and isinstance(each[0], list) and isinstance(each[1], str))
         for each in value.values()

@@ -28,10 +28,10 @@ from psjob.rules.base import (
 from psjob.rules.sgd import HeavyBall
 
 
-class Noted(BaseRule):
+class MovementAware(BaseRule):
     """Around another rule: changes the gradient by what the weights have moved since its worker was sent them, then lets `inner` update.
 
-    A push must answer a reply: its base must be known (`needs_staleness`), and its worker noted. Costs one copy of the block a worker.
+    A push must answer a reply: its base must be known (`needs_staleness`), and its worker. Costs one copy of the block a worker.
     """
 
     needs_staleness = True
@@ -52,7 +52,7 @@ class Noted(BaseRule):
         return note
 
     def reply(self, state: BlockState, hyperparameters: Hyperparameters, worker: int) -> Array:
-        """What the inner rule replies, noted. Another array each time: nobody changes it."""
+        """What the inner rule replies; it is kept. Another array each time: nobody changes it."""
         reply = self.inner.reply(state, hyperparameters, worker)
         if reply is state.weights:
             reply = arrays.copy(reply)
@@ -65,7 +65,7 @@ class Noted(BaseRule):
         super().forget(state, worker)
 
 
-class DelayCompensated(Noted):
+class DelayCompensated(MovementAware):
     """g += strength g² (weights - sent), element by element, then the inner rule; g² stands for the curvature.
 
     `adaptive` (DC-ASGD-a): strength = lam / sqrt(mean square of this worker's gradients + 1e-7), a running mean with `decay`;
@@ -105,7 +105,7 @@ def compensate(grad: Array, drift: Array, lam: float, adaptive: tuple[Array, flo
     arrays.add_product(grad, grad, drift, lam)
 
 
-class GapAware(Noted):
+class GapAware(MovementAware):
     """g /= 1 + |weights - sent| / C, element by element, then the inner rule. C = max_lr (sqrt(m) + 1e-8) is the usual step of an element.
 
     m is the running mean, with `average`, of the squared momentum, free of its bias. Weight decay is part of the gradient, so it is

@@ -1,6 +1,6 @@
 """The first process of a shard: it holds the memory of what the shard trains, and forks the process that serves.
 
-If that process is killed, another is forked at once and continues from the memory (see `statememory`). One that hangs is killed first. To
+If that process is killed, another is forked at once and continues from the memory (see `state_memory`). One that hangs is killed first. To
 everybody else this is a stream that broke: the shard's attempt stays, no checkpoint is read, and no worker begins again. The keeper holds
 one thread and no socket of the job. It passes SIGTERM on, and ends as the server ends where that cannot be replaced.
 """

@@ -52,7 +52,7 @@ class Exchange:
         self.deferred, self.overlaps = deferred, overlaps
         self.beside = deferred or overlaps
         """Blocks are sent by threads of the lanes even where there is one lane: bytes are sent while others are made."""
-        self.lends = self.memory.lends and not deferred
+        self.lends = self.memory.lends and not deferred and (state.mode.steady or not overlaps)
         """Blocks may lie in memory that this worker and a shard of its host lend each other."""
         self.watched = True
         """The script may wait for less than a link's last answer; where it does not, the others wake nobody."""

@@ -293,7 +293,7 @@ class Overlap:
         self._renew(index)
         state = self.state
         link = self.links[state.owner[index]]
-        if link.shared and state.mode.steady:  # a push names its place, where it lies already
+        if link.shared:  # a push names its place, where it lies already
             self._issued.add(index)
             self._lying.add(index)
             return
@@ -385,7 +385,7 @@ class Overlap:
             if block.index in early:
                 continue
             link = self.links[state.owner[block.index]]
-            if not (link.shared and state.mode.steady):
+            if not link.shared:  # what is lent fills no queue
                 self.exchange.await_credit(link, block.nbytes, early)
             self._renew(block.index)
             if grads is not None:

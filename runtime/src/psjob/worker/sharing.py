@@ -11,6 +11,7 @@ process has written to, and so no longer shares.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -249,11 +250,11 @@ class Pagemap:
         return joined_spans((number * self._page, self._page) for number, top in enumerate(tops) if top not in _OTHERS)
 
 
-def joined_spans(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(offset, length) in rising order, neighbours made one."""
+def joined_spans(pieces: Iterable[tuple[int, int]], most: float = math.inf) -> list[tuple[int, int]]:
+    """(offset, length) in rising order, neighbours made one of at most `most` bytes."""
     found: list[tuple[int, int]] = []
     for offset, length in pieces:
-        if found and sum(found[-1]) == offset:
+        if found and sum(found[-1]) == offset and found[-1][1] + length <= most:
             found[-1] = (found[-1][0], found[-1][1] + length)
         else:
             found.append((offset, length))

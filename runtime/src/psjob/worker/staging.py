@@ -29,7 +29,7 @@ from psjob.wire.frame import Header, WireError
 from psjob.wire.shared_memory import Region
 from psjob.wire.unauthenticated import one_line
 from psjob.worker.exchange import ModelMemory
-from psjob.worker.sharing import Sharing, lent_pack
+from psjob.worker.sharing import Sharing, joined_spans, lent_pack
 
 log = logging.getLogger("psjob.worker")
 
@@ -47,16 +47,20 @@ class Staging(ModelMemory):
         self._apart = device.type == "cuda"
         """Copies are only begun by the call that asks for them."""
         self.lands = device.type == "cuda" if lands is None else lands
-        self.lends = self.lands and shared_memory.possible()
         self._out, self._into = StagingSide(device), StagingSide(device)
         self.span = LentSpan.of(layout, shared_memory.PAGE)
         self.region: Region | None = None
         """The memory of the gradients, where it may be lent."""
         self.page_lock = PageLock(device)
-        self._gradients: dict[int, Pack] = self._lent_arena(layout.of_stage(stage)) if self.lends else {}
+        blocks = layout.of_stage(stage)
+        if self.lands and shared_memory.possible():
+            self._lend(blocks)
         self.lends = self.region is not None
-        if not self.lends:
-            self._gradients = _arena(layout, device, layout.of_stage(stage))
+        self._gradients = (
+            _arena(layout, device, blocks)
+            if self.region is None
+            else {block.index: lent_pack(self.span, self.region, block.index) for block in blocks}
+        )
         self._weights: dict[int, Pack] = {}
         """By block, where an answer is received that does not lie in lent memory; made when the first one comes."""
         self._making = threading.Lock()
@@ -75,15 +79,13 @@ class Staging(ModelMemory):
     def share(self, layout: Layout, steady: bool) -> Sharing:
         return super().share(layout, steady) if self.region is None else StagedSharing(self, self.region, steady)
 
-    def _lent_arena(self, blocks: Sequence[Block]) -> dict[int, Pack]:
-        """Empty if this system lends no memory."""
+    def _lend(self, blocks: Sequence[Block]) -> None:
         try:
-            region = self.region = Region.lend(self.span.size)
+            self.region = Region.lend(self.span.size)
         except OSError as error:
             log.warning("no memory can be lent on this host, so blocks go over TCP: %s", error)
-            return {}
-        self.page_lock.lock(region, [self.span.pages(block.index) for block in blocks], "gradients", read_only=False)
-        return {block.index: lent_pack(self.span, region, block.index) for block in blocks}
+            return
+        self.page_lock.lock(self.region, [self.span.pages(block.index) for block in blocks], "gradients", read_only=False)
 
     # -- gradients -----------------------------------------------------------------------------
 
@@ -165,9 +167,12 @@ class Staging(ModelMemory):
                 event.wait(torch.cuda.current_stream(self._into.device))
 
     def rest(self) -> None:
-        """Wait until no copy is under way."""
-        for event in [*self._copied.values(), *self._landed.values()]:
-            _wait_for(event)
+        """Wait until no copy is under way. A device that is lost copies nothing more; a log line says so."""
+        try:
+            for event in [*self._copied.values(), *self._landed.values()]:
+                _wait_for(event)
+        except RuntimeError as error:
+            log.warning("a copy from or to %s has failed: %s", self.device, one_line(error, 300))
 
 
 class StagedSharing(Sharing):
@@ -245,8 +250,9 @@ class StagedSharing(Sharing):
         answer, index = self._answers[header.block]
         if index in self._unlocked:
             with self._lock:
-                if pieces := self._unlocked.pop(index, None):
+                if pieces := self._unlocked.get(index):
                     self._staging.page_lock.lock(self._shown[index], pieces, f"weights of shard {index}", read_only=True)
+                    del self._unlocked[index]
         self._staging.arrive(header.block, self._targets, answer)
         return True
 
@@ -258,10 +264,7 @@ class StagedSharing(Sharing):
 
     def withdraw(self) -> None:
         if os.getpid() == self._pid:  # a fork has no GPU, and its parent's memory stays locked
-            try:
-                self._staging.rest()
-            except RuntimeError as error:  # a device that is lost copies nothing more
-                log.warning("a copy from or to %s has failed: %s", self._staging.device, one_line(error, 300))
+            self._staging.rest()
             self._staging.page_lock.unlock(self._region)
         self._region.withdraw()
 
@@ -319,7 +322,9 @@ class PageLock:
         self._device, self._pid = device, os.getpid()
         self._locked: list[tuple[Region, int]] = []
         """Each piece's region and address. A region that is held here stays mapped."""
-        self._told = False
+        self._lock = threading.Lock()
+        self._told: set[bool] = set()
+        """Of memory that is only read, and of other memory: a log line has said that it cannot be locked."""
 
     def lock(self, region: Region, pieces: Sequence[tuple[int, int]], what: str, read_only: bool) -> None:
         """Lock (offset, length) pieces of a region. No copy may span two pieces. If it cannot be done, a log line says so.
@@ -328,26 +333,34 @@ class PageLock:
         """
         if self._device.type != "cuda":
             return
-        for begin, size in _portions(pieces):
+        for begin, size in joined_spans(sorted(piece for piece in pieces if piece[1]), PORTION):  # a copy must not span two
             if reason := memory.page_lock(region.address + begin, size, self._device, read_only):
-                self._tell(what, size, reason)
+                self._tell(what, size, reason, read_only)
                 return
-            self._locked.append((region, region.address + begin))
+            with self._lock:
+                self._locked.append((region, region.address + begin))
 
     def unlock(self, region: Region) -> None:
         """Unlock what was locked of a region. No copy from or to it may be under way."""
-        mine, self._locked = [pair for pair in self._locked if pair[0] is region], [pair for pair in self._locked if pair[0] is not region]
+        with self._lock:
+            mine = [pair for pair in self._locked if pair[0] is region]
+            self._locked = [pair for pair in self._locked if pair[0] is not region]
         for _, address in mine:
             memory.page_unlock(address, self._device)
 
-    def _tell(self, what: str, size: int, reason: str) -> None:
-        if not self._told:
-            self._told = True
-            log.warning(
-                "%d bytes of %s cannot be page-locked: %s. Steps take longer, since copies from and to %s then hold up the host. "
-                "Check that the driver allows cudaHostRegister in this container, and that its memory limit holds the model twice more",
-                size, what, reason, self._device,
-            )  # fmt: skip
+    def _tell(self, what: str, size: int, reason: str, read_only: bool) -> None:
+        if read_only in self._told:
+            return
+        self._told.add(read_only)
+        step = (
+            "the device cannot lock memory that it only reads"
+            if read_only
+            else ("check that the driver allows cudaHostRegister in this container, and that its memory limit holds the model once more")
+        )
+        log.warning(
+            "%d bytes of %s cannot be page-locked: %s. Steps take longer, since copies from or to %s hold up the host; %s",
+            size, what, reason, self._device, step,
+        )  # fmt: skip
 
     def __del__(self) -> None:
         if self._locked and os.getpid() == self._pid and not sys.is_finalizing():
@@ -357,19 +370,6 @@ class PageLock:
 
 PORTION: Final = 256 << 20
 """Bytes that are locked in one call: it holds up all who map memory in this process meanwhile."""
-
-
-def _portions(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Neighbours joined up to PORTION, in rising order. No piece is cut: CUDA copies nothing that was locked by two calls."""
-    found: list[tuple[int, int]] = []
-    for offset, length in sorted(pieces):
-        if not length:
-            continue
-        if found and sum(found[-1]) == offset and found[-1][1] + length <= PORTION:
-            found[-1] = (found[-1][0], found[-1][1] + length)
-        else:
-            found.append((offset, length))
-    return found
 
 
 def _arena(layout: Layout, device: torch.device, blocks: Sequence[Block]) -> dict[int, Pack]:

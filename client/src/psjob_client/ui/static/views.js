@@ -81,7 +81,7 @@ export function shards(job) {
 }
 
 export function events(found) {
-  if (!found.events.length) return h("p", { class: "soft" }, "Nothing is told of this job.");
+  if (!found.events.length) return h("p", { class: "soft" }, "This job has no events.");
   const rows = [...found.events].reverse().map((one) => h("li", {}, h("time", {}, clock(one.time)),
     h("b", { class: one.type === "Warning" ? "bad" : "calm" }, one.reason || "–"), h("span", {}, (one.message ?? "") + (one.count > 1 ? ` (${one.count} times)` : ""))));
   return h("div", {}, h("ol", { class: "events", tabindex: "0", "aria-label": "What happened, the newest first" }, rows),
