@@ -27,7 +27,7 @@ from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.worker.connection import WorkerLane
-from psjob.worker.exchange import WAITS_FOR, Exchange, Gradients, Groups
+from psjob.worker.exchange import WAITS_FOR, Exchange, Gradients, Groups, count_change
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import Rows
 from psjob.worker.staging import Staging
@@ -336,7 +336,7 @@ class Overlap:
         self._staged.clear()
         self._issued.clear()
         self._lying.clear()
-        torch.autograd.graph.increment_version([t for t in targets if not t.is_inference()])
+        count_change(targets)
         if state.reduces:
             exchange.finish()
         else:
@@ -458,22 +458,16 @@ class AwaitedStaging(Staging):
 
         def done() -> None:
             put()
-            _count(pack, targets)
+            count_change([targets[row] for row in pack.rows])  # a graph that has read the block too early is refused by torch
 
         return flat, done
 
     def arrive(self, block: int, targets: Sequence[torch.Tensor], source: Pack) -> None:
         if block in self.awaited:
             super().arrive(block, targets, source)
-            _count(source, targets)
+            count_change([targets[row] for row in source.rows])
 
     def landed(self, block: int) -> bool:
         counts = block in self.awaited
         self.awaited.discard(block)
         return counts
-
-
-def _count(pack: Pack, targets: Sequence[torch.Tensor]) -> None:
-    """Let torch refuse a graph that has read the block too early."""
-    rows = [targets[row] for row in pack.rows]
-    torch.autograd.graph.increment_version([t for t in rows if not t.is_inference()])
