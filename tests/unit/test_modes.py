@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psjob import contract
-from psjob.modes import MODES, Async, Backup, Batch, Bounded, LocalAsync, LocalSGD, Mode, Push, Quorum, Softsync, Sync, Threshold, of
+from psjob.modes import (
+    MODES, Async, Backup, Batch, Bounded, LocalAsync, LocalSGD, Mode, Push, Quorum, ServedMode, Softsync, Sync, Threshold, config_of,
+    format_mode, of, parse_mode,
+)  # fmt: skip
 from psjob.process.config import LocalConfig
 from psjob.protocol.coordinator.decisions import DecisionOrder as Order
 from psjob.protocol.coordinator.decisions import Decisions
@@ -92,10 +95,13 @@ def test_nothing_is_decided_of_nothing(mode: Mode) -> None:
         (Threshold(), (False, True, True, True)),
         (LocalSGD(), (False, True, True, True)),
         (LocalAsync(), (False, True, True, True)),
+        (Sync(1), (True, True, True, True)),
+        (Async(2), (True, True, True, True)),
+        (Bounded(3, 2), (True, True, True, False)),
     ],
 )
 def test_who_may_go_on(mode: Mode, goes: tuple[bool, ...]) -> None:
-    asked = [(8, 7, True), (8, 7, False), (10, 7, False), (11, 7, False)]
+    asked = [(8, 7, 1), (8, 7, 0), (10, 7, 0), (11, 7, 0)]
     assert tuple(mode.may_go(*ask) for ask in asked) == goes
 
 
@@ -110,6 +116,14 @@ def test_who_may_go_on(mode: Mode, goes: tuple[bool, ...]) -> None:
         (lambda: LocalSGD(quorum=-1), "quorum is -1"),
         (lambda: LocalAsync(0), "inner_steps is 0"),
         (lambda: LocalSGD(grace=float("nan")), "grace is nan"),
+        (lambda: Sync(2), "sync: delay is 2, must be 0 or 1"),
+        (lambda: Sync(-1), "sync: delay is -1"),
+        (lambda: Async(9), "async: delay is 9, must be 0 to 8"),
+        (lambda: Bounded(3, 3), "bounded: delay is 3, must be below the staleness of 3, which counts it"),
+        (lambda: of(Job("local", delay=1)), "training.delay is 1 in mode local; sync without backupWorkers, bounded and async have one"),
+        (lambda: of(Job("sync", backup_workers=1, delay=1)), "training.delay is 1 in mode sync"),
+        (lambda: parse_mode("sync:delay=4"), "delay is 4"),
+        (lambda: parse_mode("sync:3"), "a running job changes among sync, bounded, async"),
     ],
 )
 def test_numbers_out_of_range_are_named(made, sentence: str) -> None:  # type: ignore[no-untyped-def]
@@ -127,6 +141,7 @@ class Job:
     backup_workers: int = 0
     splits: int | None = None
     update_rule: str | None = None
+    delay: int = 0
 
 
 @pytest.mark.parametrize("name", sorted(set(MODES) - set(contract.MODES)))
@@ -143,7 +158,20 @@ def test_a_job_runs_the_mode_and_the_numbers_that_it_names() -> None:
     assert of(Job("sync", backup_workers=2)) == Backup(2)
     assert of(Job("local", update_rule="delayed-nesterov")) == LocalAsync(7)
     assert of(Job("async", update_rule="delayed-nesterov")) == Async()
+    assert of(Job("sync", delay=1)) == Sync(1) and of(Job("async", delay=4)) == Async(4) and of(Job("bounded", 5, delay=2)) == Bounded(5, 2)
     assert of(Job("softsync", splits=4)) == Softsync(4) and of(Job("threshold", 0)) == Threshold(0)
+
+
+def test_a_delay_lets_a_worker_go_with_so_many_pushes_under_way() -> None:
+    for mode, most in ((Sync(), 0), (Sync(1), 1), (Async(4), 4), (Bounded(6, 2), 2)):
+        assert [waiting for waiting in range(8) if mode.may_go(8, 8, waiting)] == list(range(most + 1))
+    assert Bounded(5, 2).ahead == 3, "the answer to a push says how far its worker may be when the delay has run out"
+
+
+@pytest.mark.parametrize("mode", [Sync(), Sync(1), Bounded(3), Bounded(5, 2), Async(), Async(8)])
+def test_a_mode_is_read_back_from_its_word(mode: ServedMode) -> None:
+    assert parse_mode(format_mode(mode)) == mode
+    assert of(Job(**{"delay": 0, **(config_of(mode) or {})})) == mode
 
 
 PUSHES = st.lists(

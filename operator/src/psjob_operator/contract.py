@@ -97,12 +97,13 @@ A run keeps the number that it began with (status.internal.pinned), and so do it
 runtime of the version before would refuse or do another thing. Such changes are a key that goes, one that means something else, or one with
 another default. Keys that a reader does not know are passed over, so that one that may be missing comes without a rise.
 
-Keys of the config (all present, but for processes, localSum and those of stages):
+Keys of the config (all present, but for delay, processes, localSum and those of stages):
 
 format: 1 · job: name · run: str · specHash: sha256 hex of the spec's training-relevant part
 mode: one of MODES · seed: int · updateAt: "server" (the spec's shard) | "worker" | null
 (null: server where the optimizer is known)
 backupWorkers: int (sync) · staleness: int | null (bounded: 3, threshold: 16) · splits: int | null (softsync: 1)
+delay: int (pushes of a worker that may be under way while it computes; absent: 0)
 local: null (another mode) | {"innerSteps": int, "quorum": int, "graceSeconds": float, "lr": float, "momentum": float}
 updateRule: one of UPDATE_RULES | null (null: that of the script's optimizer) · ruleOptions: {name: float}
 reduction: "mean" | "sum" | "median" | "trimmed_mean" | "module:function" · lrScaling: "none" | "linear" · warmupSteps: int

@@ -57,16 +57,21 @@ class ModeConfig(Protocol):
     @property
     def update_rule(self) -> str | None: ...
 
+    @property
+    def delay(self) -> int: ...
+
 
 def of(job: ModeConfig) -> ServedMode:
-    """The mode that a job runs. Raises ValueError with the names that exist."""
+    """The mode that a job runs. Raises ValueError with the names that exist, or for a delay that the mode cannot have."""
+    if job.delay and (job.mode not in ("sync", "bounded", "async") or job.backup_workers):
+        raise ValueError(f"training.delay is {job.delay} in mode {job.mode}; sync without backupWorkers, bounded and async have one")
     match job.mode:
         case "sync":
-            return Backup(job.backup_workers) if job.backup_workers else Sync()
+            return Backup(job.backup_workers) if job.backup_workers else Sync(job.delay)
         case "async":
-            return Async()
+            return Async(job.delay)
         case "bounded":
-            made = Bounded() if job.staleness is None else Bounded(job.staleness)
+            made = Bounded(delay=job.delay) if job.staleness is None else Bounded(job.staleness, job.delay)
             return made if made.staleness else Sync()
         case "local" if job.update_rule == contract.ASYNC_OUTER_RULE:
             return LocalAsync(job.local.inner_steps)
@@ -82,13 +87,14 @@ def of(job: ModeConfig) -> ServedMode:
 
 def config_of(mode: Mode) -> dict[str, Any] | None:
     """What a job's config file says for this mode: `of`, read backwards. None: no job can have it."""
+    delay = {"delay": mode.delay} if mode.delay else {}
     match mode:
         case Sync() | Async():
-            return {"mode": mode.name}
+            return {"mode": mode.name, **delay}
         case Backup():
             return {"mode": "sync", "backupWorkers": mode.backup_workers}
         case Bounded():
-            return {"mode": mode.name, "staleness": mode.staleness}
+            return {"mode": mode.name, "staleness": mode.staleness, **delay}
         case Threshold():
             return {"mode": mode.name, "staleness": mode.staleness}
         case Softsync() if mode.by_staleness:
@@ -101,14 +107,25 @@ def config_of(mode: Mode) -> dict[str, Any] | None:
 
 
 def format_mode(mode: ServedMode) -> str:
-    """A mode with its number in one word, such as bounded:3."""
-    return f"{mode.name}:{mode.ahead}" if mode.ahead else mode.name
+    """A mode with its numbers in one word, such as bounded:3, sync:delay=1 or bounded:3:delay=2."""
+    number = mode.staleness if isinstance(mode, Bounded) else mode.ahead
+    return mode.name + (f":{number}" if number else "") + (f":{_DELAY}{mode.delay}" if mode.delay else "")
 
 
 def parse_mode(word: str) -> ServedMode:
     """The mode that `format_mode` wrote, of those among which a running job changes. Raises ValueError for any other word."""
-    name, _, number = word.partition(":")
-    known: dict[str, ServedMode] = {"sync": Sync(), "bounded": Bounded(int(number)) if number else Bounded(), "async": Async()}
-    if name not in known:
-        raise ValueError(f"mode {word!r}; a running job changes among {', '.join(known)}")
-    return known[name]
+    name, *numbers = word.split(":")
+    delay = int(numbers.pop().removeprefix(_DELAY)) if numbers and numbers[-1].startswith(_DELAY) else 0
+    match name, numbers:
+        case "sync", []:
+            return Sync(delay)
+        case "bounded", []:
+            return Bounded(delay=delay)
+        case "bounded", [number]:
+            return Bounded(int(number), delay)
+        case "async", []:
+            return Async(delay)
+    raise ValueError(f"mode {word!r}; a running job changes among sync, bounded, async")
+
+
+_DELAY: Final = "delay="

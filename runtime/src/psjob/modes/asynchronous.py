@@ -1,4 +1,4 @@
-"""Async: each push is an update of its own, and only its sender waits for it (ASGD)."""
+"""Async: each push is an update of its own, and only its sender waits for it (ASGD), or with a delay nobody does."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
-from psjob.modes.base import BaseMode, Batch, Push
+from psjob.modes.base import BaseMode, Batch, Push, check_delay
 
 
 @dataclass(frozen=True)
 class Async(BaseMode):
     """See `Served`."""
 
+    delay: int = 0
+
     name: ClassVar[str] = "async"
     rewinds_together: ClassVar[bool] = False
     ahead: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        check_delay(self.name, self.delay)
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         return Batch((arrived[0],)) if arrived else None

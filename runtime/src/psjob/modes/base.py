@@ -9,7 +9,10 @@ In a *decided* mode the coordinator decides which pushes count, once for all blo
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
+
+MOST_DELAY: Final = 8
+"""A worker holds a gradient and an answer for each push that is under way."""
 
 
 class Push(NamedTuple):
@@ -46,6 +49,11 @@ class Mode(Protocol):
         """0: a push is a gradient. H: it is the difference of weights after H steps of the worker's own."""
         ...
 
+    @property
+    def delay(self) -> int:
+        """How many of a worker's pushes may be under way while it computes: τ of Li et al. 2014 (OSDI, §3). 0: it waits for each."""
+        ...
+
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         """Decide on pushes that arrived, given in order of arrival; None: they wait. Asked at each arrival and after each decision.
 
@@ -57,10 +65,10 @@ class Mode(Protocol):
         """Is a push dropped that was computed on weights of version `base`? Never decided otherwise at a later version."""
         ...
 
-    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+    def may_go(self, clock: int, lowest: int, waiting: int) -> bool:
         """May a worker that has pushed `clock` times begin its next step?
 
-        `lowest` is the least such number over the workers that have not left; `waiting`: its last push has not been decided on.
+        `lowest` is the least such number over the workers that have not left; `waiting`: how many of its pushes are not decided on.
         """
         ...
 
@@ -109,6 +117,7 @@ class BaseMode:
     """What most modes are: a push is a gradient and is never dropped, its worker waits until it is decided on, and all rewind together."""
 
     inner_steps: int = 0
+    delay: int = 0
     decided: ClassVar[bool] = False
     rewinds_together: ClassVar[bool] = True
     steady: ClassVar[bool] = False
@@ -117,14 +126,20 @@ class BaseMode:
     def stale(self, base: int | None, version: int) -> bool:
         return False
 
-    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
-        return not waiting
+    def may_go(self, clock: int, lowest: int, waiting: int) -> bool:
+        return waiting <= self.delay
 
     def version_for(self, clock: int) -> int:
         return clock + 1
 
     def marks(self) -> bool:
         return False
+
+
+def check_delay(name: str, delay: int) -> None:
+    """Raise ValueError for a delay that no job can have."""
+    if not 0 <= delay <= MOST_DELAY:
+        raise ValueError(f"{name}: delay is {delay}, must be 0 to {MOST_DELAY}")
 
 
 class DecidedMode(BaseMode):

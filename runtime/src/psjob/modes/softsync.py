@@ -40,5 +40,5 @@ class Softsync(DecidedMode):
     def stale(self, base: int | None, version: int) -> bool:
         return base is None
 
-    def may_go(self, clock: int, lowest: int, waiting: bool) -> bool:
+    def may_go(self, clock: int, lowest: int, waiting: int) -> bool:
         return True

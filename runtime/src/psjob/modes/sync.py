@@ -1,4 +1,8 @@
-"""Sync: an update is the mean over every worker that is there; nobody continues before it (BSP)."""
+"""Sync: an update is the mean over every worker that is there; nobody continues before it (BSP), or before the one before it.
+
+With a delay of 1 the gradient of step c is of the weights after c - 1 updates: while it is summed and applied, workers compute the next one
+(the delayed parameter update of ZeRO-Offload; Ren et al. 2021, §4.3). All workers do so alike, so a run has the same result each time.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,16 @@ from psjob.modes.base import BaseMode, Batch, Push
 class Sync(BaseMode):
     """See `Served`."""
 
+    delay: int = 0
+
     name: ClassVar[str] = "sync"
     steady: ClassVar[bool] = True
     worker_update: ClassVar[bool] = True
     ahead: ClassVar[int | None] = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay <= 1:
+            raise ValueError(f"sync: delay is {self.delay}, must be 0 or 1")
 
     def takes(self, arrived: Sequence[Push], expected: Set[int], version: int, now: float = 0.0) -> Batch | None:
         if not arrived or len(arrived) < len(expected) or not expected <= {push.worker for push in arrived}:

@@ -90,6 +90,8 @@ class Config:
     rule_options: Mapping[str, float] = field(default_factory=dict)
     backup_workers: int = 0
     staleness: int | None = None
+    delay: int = 0
+    """How many of a worker's pushes may be under way while it computes."""
     splits: int | None = None
     local: LocalConfig = LocalConfig()
     reduction: str = "mean"
@@ -369,7 +371,7 @@ def _in_mode(config: Config, word: str, problems: list[str]) -> Config:
     except ValueError as error:
         problems.append(f"{contract.ENV_MODE}: {error}")
         return config
-    return replace(config, mode=mode.name, staleness=mode.ahead)
+    return replace(config, mode=mode.name, staleness=mode.staleness if isinstance(mode, modes.Bounded) else None, delay=mode.delay)
 
 
 def _read(path: str, problems: list[str]) -> Config | None:
@@ -422,6 +424,7 @@ def _config(raw: dict[str, Any]) -> Config:
         rule_options={str(name): float(value) for name, value in (raw.get("ruleOptions") or {}).items()},
         backup_workers=int(raw.get("backupWorkers") or 0),
         staleness=None if raw.get("staleness") is None else int(raw["staleness"]),
+        delay=int(raw.get("delay") or 0),
         splits=None if raw.get("splits") is None else int(raw["splits"]),
         local=_local(raw.get("local") or {}),
         reduction=str(raw.get("reduction") or "mean"),

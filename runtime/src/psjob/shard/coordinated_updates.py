@@ -26,7 +26,7 @@ class CoordinatedUpdates:
 
     def __init__(self, shard: int, mode: ServedMode) -> None:
         self._shard = shard
-        self.early = mode.may_go(0, 0, True)
+        self.early = mode.may_go(0, 0, 1)
         """A worker may be answered, and write where its push lies, before that is decided on."""
         self.answerable_clocks: dict[int, int] = {}
         """By worker, how many of its clocks may be answered; every block and table looks here."""

@@ -395,7 +395,7 @@ class StalenessBound:
             with self._lock:
                 row = self._admission.rows[rank]
                 waiting = row.complete + (self._position in row.open) < step
-            return row.left_at is not None or self.mode.may_go(step, lowest, waiting)
+            return row.left_at is not None or (not waiting and step - lowest <= (self.mode.ahead or 0))
 
         return may
 

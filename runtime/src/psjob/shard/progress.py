@@ -147,7 +147,7 @@ def room_problem(workers: int, mode: ServedMode, pushes: int, budget: int, clips
     `pushes`: bytes of one push of each worker together; a worker of a stage pushes the blocks of only its stage.
     In other modes workers keep to their shares of `budget` by themselves.
     """
-    whole = 2 if mode.may_go(0, 0, True) else 1  # one that waits for its decision, one that comes
+    whole = 2 if mode.decided and mode.may_go(0, 0, 1) else 1  # one that waits for its decision, one that comes
     held = whole * pushes if mode.decided or clips else 0
     if held <= budget:
         return None

@@ -253,4 +253,4 @@ def following(runs: ServedMode, wish: ServedMode) -> ServedMode | None:
     """The mode that comes after `runs` on the way to `wish`; None: there is none, or no way."""
     if wish == runs or not {runs.name, wish.name} <= set(contract.GOES_ON):
         return None
-    return wish if wish.name in contract.GOES_ON[runs.name] else Bounded()
+    return wish if wish.name in contract.GOES_ON[runs.name] else Bounded(delay=wish.delay)
