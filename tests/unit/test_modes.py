@@ -15,8 +15,24 @@ from hypothesis import strategies as st
 
 from psjob import contract
 from psjob.modes import (
-    MODES, Async, Backup, Batch, Bounded, LocalAsync, LocalSGD, Mode, Push, Quorum, ServedMode, Softsync, Sync, Threshold, config_of,
-    format_mode, of, parse_mode,
+    MODES,
+    Async,
+    Backup,
+    Batch,
+    Bounded,
+    LocalAsync,
+    LocalSGD,
+    Mode,
+    Push,
+    Quorum,
+    ServedMode,
+    Softsync,
+    Sync,
+    Threshold,
+    config_of,
+    format_mode,
+    of,
+    parse_mode,
 )  # fmt: skip
 from psjob.process.config import LocalConfig
 from psjob.protocol.coordinator.decisions import DecisionOrder as Order

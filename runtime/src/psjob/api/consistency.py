@@ -100,7 +100,7 @@ class WeightDigests:
         self._together = not alone and plain and not local
         """All workers stand at one step, and what their scripts do between steps is the same."""
         self._windows: tuple[int, list[Row], Windows] | None = None
-        self._begun = False
+        self._begun = self._over = False
         self._numbers: tuple[int, list[dict[str, float]]] = (0, [])
         """The hyperparameters of the last step that is looked at, and the clock to which it led."""
         self._last: tuple[str, int] | None = None
@@ -129,20 +129,23 @@ class WeightDigests:
         self._last = look, clock
         if snapshot:
             self._whole(clock, WHOLE)
-        elif clock % (LANDED if self._session.exchange.overlaps else EVERY) == 0:
+        elif clock % (LANDED if self._session.exchange.overlaps or self._session.exchange.delay else EVERY) == 0:
             self._session.exchange.finish()
             self._look(clock)
 
     def leave(self) -> None:
         """The script is through."""
-        self._session.exchange.finish()
+        self._session.exchange.catch_up()
+        self._over = True
         clock = self._clock()
         if clock and self._begun and (self._trained or self._together):
             self._whole(clock, END)
 
     def _clock(self) -> int | None:
-        """What workers with the same weights have in common; None: the blocks of this one are of several updates."""
+        """What workers with the same weights have in common; None: the blocks of this one are of several updates, or newer than usual."""
         session = self._session
+        if session.exchange.delay and not session.exchange.behind and not self._over:
+            return None  # this script has waited for its push, and others may not have
         if not session.mode.decided:
             return session.clock
         versions = {n for _, n in session.exchange.versions.values()}

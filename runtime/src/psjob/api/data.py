@@ -228,6 +228,8 @@ class ShardedLoader(Generic[B]):
                     job.variables.at(None)
                 found = next(feed, None)
                 if found is None:
+                    if steps:
+                        job.catch_up()
                     if steps and began_at:
                         job.variables.ended(sys._getframe(1), began_at, number)
                     if places.has_beside:

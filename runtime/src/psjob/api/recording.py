@@ -71,6 +71,8 @@ class BackgroundWriter(Generic[T]):
                 return
 
 
+BEHIND: Final = "behind"
+"""In a record, among what goes with pushes: so many were under way, and the weights that the worker had were older by as many."""
 EXTRA: Final = "extra state of modules"
 """Name of it in a resume record."""
 
@@ -140,12 +142,15 @@ class ResumeRecorder:
     def prepare(self) -> None:
         """Make the record of the boundary right after the step under way, while its answers are waited for. Raises Refused."""
         exchange = self._session.exchange
-        if self._ahead and not (exchange.overlaps or exchange.compression.feeds):
+        if self._ahead and not (exchange.overlaps or exchange.delay or exchange.compression.feeds):
             clock = self._session.clock + 1
             self._ready = clock, self._pack(None, clock, False)
 
     def _pack(self, cursor: dict[str, Any] | None, clock: int, last: bool) -> bytes:
-        wire = {} if last else self._session.exchange.compression.state()
+        exchange = self._session.exchange
+        wire = {} if last else exchange.compression.state()
+        if exchange.behind and not last:
+            wire[BEHIND] = exchange.behind
         rng = self._generators.states()
         return self._packer.pack(
             record.capture(cursor, clock, self._model, self.kept, self._optimizer, wire, rng, self._buffers, self._beginning, self.built)

@@ -30,7 +30,7 @@ from psjob.api.attachable import (
 )
 from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDigests
 from psjob.api.data_cursor import DataCursor, EpochLoops, Totals
-from psjob.api.recording import EXTRA, ExtraState, PlainState, ResumeRecorder
+from psjob.api.recording import BEHIND, EXTRA, ExtraState, PlainState, ResumeRecorder
 from psjob.api.rule_choice import LrScaling, as_it_runs, check_state_size, chosen_rule
 from psjob.api.script_changes import LeftGradients, OwnGradients, WeightGuard, dense
 from psjob.api.stage_cuts import buffers_told
@@ -41,11 +41,12 @@ from psjob.protocol.worker.local_group import split_records
 from psjob.resume import record
 from psjob.rules import optimizers
 from psjob.worker import exits
+from psjob.worker.delay import Delayed, DelayedStaging
 from psjob.worker.exchange import Exchange, GradientClip
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.local_group import session_at
 from psjob.worker.local_updates import LocalRounds, WorkerSideRule
-from psjob.worker.overlap import Overlap, install, tree_of
+from psjob.worker.overlap import Hook, Overlap, before_state, install, tree_of
 from psjob.worker.rows import Carried
 from psjob.worker.staging import Staging
 
@@ -193,10 +194,18 @@ class TrainingJob:
             tree = tree_of(self.model, self.parameters)
             overlapped = Overlap(session.rows, self.parameters, tree, device, apart)
             session.use(overlapped.exchange, overlapped)
+        elif self.place.config.delay:
+            staging = DelayedStaging(session.layout, device, self.place.config.delay)
+            session.use(Delayed(session.rows, staging, self._recorded_behind))
         elif self.pairs[0].cuts.late is not None and device.type == "cpu":
             session.use(Exchange(session.rows, deferred=True))
         elif device.type == "cuda" and self.place.config.processes == 1:
             session.use(Exchange(session.rows, Staging(session.layout, device, stage=session.stage)))
+
+    def _recorded_behind(self) -> bool:
+        """Was a push under way when the record was taken from which this process continues?"""
+        taken = self.session.record
+        return taken is not None and bool(record.unpack(taken).wire.get(BEHIND))
 
     # -- in and out ----------------------------------------------------------------------------
 
@@ -208,6 +217,9 @@ class TrainingJob:
         self.session.rows.first = {}
         if self.session.overlap is not None:
             install(self.model, self.session.overlap, self.carry_out, lambda: self.replay > 0)
+        if self.session.exchange.delay:
+            for module in self.model.modules():
+                before_state(module, Hook(lambda *_given: self.catch_up()))
         self.replay = self.session.clock
         if self.session.record is not None:
             restored = record.unpack(self.session.record)
@@ -291,6 +303,7 @@ class TrainingJob:
             again, self.beginning = self.restored.beginning, None
             self.carry_out(lambda: self._restore(kept, self.records.between))
         self.make_owed()
+        self.catch_up()
         follows, at = self.loops.under_way == loop, None
         if not self.waiting:
             at = self.carry_out(lambda: self.places.begin_epoch(epoch, follows))
@@ -401,6 +414,15 @@ class TrainingJob:
         if self._end_round() and not self.places.known:
             self.step_boundary()
         self.carry_out(self.session.exchange.finish)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """With a delay: the model holds the weights of the last step when this returns, but where the script runs lines again."""
+        if self.behind or not self.session.exchange.behind:
+            return
+        self.weight_guard.refuse_before_step()
+        self.carry_out(self.session.exchange.catch_up)
+        self.weight_guard.stepped()
 
     @property
     def through(self) -> bool:

@@ -26,7 +26,7 @@ from psjob.checkpoint.disk import Damage, Moved
 from psjob.checkpoint.files import DeferredTensor, FileFact
 from psjob.checkpoint.manifest import BlockPlace, Manifest
 from psjob.layout.blocks import assign
-from psjob.rules.base import BlockState, Rule
+from psjob.rules.base import BEFORE, BlockState, Rule
 from psjob.tables import Partition, RowTable, TableSpec
 from psjob.tables import rules as table_rules
 from psjob.tables.spec import initial_rows
@@ -151,7 +151,7 @@ def _names(made: Manifest, rule: Rule, fact: FileFact) -> dict[int, list[str]]:
     for tensor in fact.tensors:
         index, _, name = tensor.partition(".")
         slot, of, rank = name.partition("@")
-        known = (slot in rule.per_worker and rank in made.workers) if of else slot in (WEIGHTS, *rule.slots)
+        known = (slot in rule.per_worker and rank in made.workers) if of else slot in (WEIGHTS, BEFORE, *rule.slots)
         if not known or index not in indices:
             expected = f"weights and state of rule {made.rule} for {len(made.workers)} workers and {len(indices)} blocks"
             raise Damage(fact.name, expected, f"a tensor {tensor[:80]!r}")

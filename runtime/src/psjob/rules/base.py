@@ -13,6 +13,8 @@ from psjob.rules import arrays
 from psjob.rules.arrays import Array
 
 Hyperparameters = Mapping[str, float | bool]
+BEFORE: Final = "before"
+"""State tensor of a block in a mode with a delay, whatever its rule: its weights one update ago."""
 Range = tuple[int, int]
 Segment: TypeAlias = tuple[int, int, *tuple[float, ...]]
 """Length and count of a stretch of elements, and the numbers that a rule keeps once for all of them."""
@@ -44,9 +46,9 @@ class BlockState:
         slots = {name: arrays.copy(slot) for name, slot in self.slots.items()}
         return BlockState(arrays.copy(self.weights), slots, self.steps, list(self.segments))
 
-    def shared(self) -> BlockState:
-        """The same tensors without those that belong to one worker."""
-        slots = {name: slot for name, slot in self.slots.items() if "@" not in name}
+    def optimizers(self) -> BlockState:
+        """The same tensors without those that belong to one worker, and without older weights."""
+        slots = {name: slot for name, slot in self.slots.items() if "@" not in name and name != BEFORE}
         return BlockState(self.weights, slots, self.steps, self.segments)
 
     def counts(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from psjob.layout.blocks import FLOATS, Block, live_ranges
 from psjob.modes import Push, ServedMode
 from psjob.protocol.messages import Decision
 from psjob.rules import arrays, reduction
-from psjob.rules.base import BlockState, Rule, UpdateFacts
+from psjob.rules.base import BEFORE, BlockState, Rule, UpdateFacts
 from psjob.shard.pending import Gradient, PendingPush, ServedState, Waiter, free, push_weights
 from psjob.shard.push_metrics import BlockStaleness, NonFinitePushes, PushNorms, squares_of
 from psjob.shard.snapshot_memory import BlockSnapshot
@@ -37,6 +37,10 @@ class ParameterBlock(ServedState):
         """Where that which workers are answered with lives: this block's place in memory that the shard lends them."""
         self.kept: BlockMemory | None = None
         """Where this block outlives its process; None: it does not."""
+        self.keeps_before = mode.steady and mode.delay > 0
+        """Workers compute on the weights of one update ago: one that comes back needs them, and so does a checkpoint."""
+        self._noted = False
+        """The weights before the update under way are kept."""
         self.update: torch.Tensor | None = None
         self.none: frozenset[int] = frozenset()
         """Tensors of this block for which no worker had a gradient at the last update; said only if the workers step."""
@@ -74,7 +78,7 @@ class ParameterBlock(ServedState):
         old = {} if self.state is None else self.state.slots
         self.state = self.update = None  # frees the old weights first: an answer may still send them, so they are not written over
         self.n, self.stored = n, n
-        weights, slots = state.weights, state.slots
+        weights, slots = state.weights, self._with_before(state)
         if self.rule.name != "reduce" and self.home is not None:
             weights = self.home.copy_(weights)
         elif borrowed:
@@ -92,6 +96,13 @@ class ParameterBlock(ServedState):
         self._clips = None
         self.pending.clear()
         self.waiters.clear()
+
+    def _with_before(self, state: BlockState) -> dict[str, torch.Tensor]:
+        """The state's tensors in this mode: with the weights of one update ago, or without."""
+        slots = {name: slot for name, slot in state.slots.items() if name != BEFORE or self.keeps_before}
+        if self.keeps_before and BEFORE not in slots:
+            slots[BEFORE] = state.weights.clone()
+        return slots
 
     def take_up(self) -> None:
         """Continue with the block as another process has left it. Raises Untaken if it cannot be."""
@@ -150,6 +161,8 @@ class ParameterBlock(ServedState):
     def reply(self, waiter: Waiter) -> torch.Tensor:
         """What a worker is answered with: the block's own memory, which changes, or a tensor that nobody changes."""
         assert self.state is not None
+        if waiter.before:
+            return self.state.slots[BEFORE]
         if self.update is not None:
             return self.update if waiter.update else self.state.weights
         told = waiter.info.hyperparameters if waiter.info is not None else ()
@@ -239,6 +252,9 @@ class ParameterBlock(ServedState):
 
     def _moved_on(self) -> None:
         """An update was made. Only after this may anybody be answered."""
+        if self.keeps_before and not self._noted:  # it has changed no weight
+            self._begin_change()
+        self._noted = False
         if self.kept is not None and self.state is not None:
             self.kept.commit(self.state, self.n + 1, self.skipped)
         self.n += 1
@@ -267,11 +283,19 @@ class ParameterBlock(ServedState):
         if staleness is None and self.rule.needs_staleness:
             self.lost.add(push.worker)
             return
+        self._begin_change()
+        worker = push.worker if len(batch) == 1 else None
+        self.rule.apply(self.state, reduced, info.hyperparameters[self.block.group], UpdateFacts(ranges, staleness, worker))
+
+    def _begin_change(self) -> None:
+        """What an update changes is kept first, where anybody may need it."""
+        assert self.state is not None
         self._changing()
         if self.kept is not None:
             self.kept.begin(self.state)
-        worker = push.worker if len(batch) == 1 else None
-        self.rule.apply(self.state, reduced, info.hyperparameters[self.block.group], UpdateFacts(ranges, staleness, worker))
+        if self.keeps_before:
+            self.state.slots[BEFORE].copy_(self.state.weights)
+            self._noted = True
 
     def _sum(self) -> torch.Tensor:
         """Room for a sum that may not be written over a gradient; the thread's own, used up before it continues."""

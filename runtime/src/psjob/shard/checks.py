@@ -99,6 +99,8 @@ def check_pull(store: Store, header: Header, cell: ParameterBlock) -> None:
     """Refuse to wait for a step that the worker cannot come to soon: it would hold a place, and be looked at, until the run ends."""
     row, wanted = store.admission.rows[header.worker], header.version[1]
     most = max(cell.n, row.complete + MOST_AHEAD)
+    if header.flags & Flag.BEFORE and not cell.keeps_before:
+        raise WireError(f"worker {header.worker} asks for {cell.name} of one update ago, which is kept only in sync with training.delay")
     if row.owned and wanted > most:
         raise WireError(f"worker {header.worker} asks for {cell.name} at step {wanted}; it can come to {most} at most")
 

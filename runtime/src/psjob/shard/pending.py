@@ -17,6 +17,7 @@ import torch
 
 from psjob.layout.blocks import Block
 from psjob.modes import Push, ServedMode
+from psjob.modes.base import MOST_DELAY
 from psjob.protocol.messages import Decision, Key
 from psjob.shard.deduplication import Admission
 from psjob.wire.frame import Header, WireError
@@ -27,8 +28,8 @@ MOST_WAITING = 64
 """Answers of one block that one worker may wait for; it asks for one at a time, and again where a stream broke."""
 MOST_NAMED = 32
 """Of the workers for whom an answer waits, so many are named by rank, of the others their number."""
-KEPT = 4
-"""Of each worker: its open clocks name two at most."""
+KEPT = 4 + MOST_DELAY
+"""Of each worker: its open clocks name two at most, and with a delay it tells more before they are pushed."""
 
 
 class ServedState(ABC):
@@ -210,6 +211,8 @@ class Waiter:
     clock: int
     since: float
     update: bool = False
+    before: bool = False
+    """It wants the weights of one update ago instead."""
     ids: torch.Tensor | None = None
     place: tuple[int, torch.Tensor] | None = None
     """If in lent memory the rows are to be put, offset and memory itself; None: they are sent."""

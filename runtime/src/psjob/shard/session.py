@@ -572,7 +572,7 @@ class StateFrames:
         with cell.lock:
             if cell.state is None:
                 return None  # a restore has come between, which ends this stream
-            copy = cell.state.shared().copy()
+            copy = cell.state.optimizers().copy()
         worker = self._worker
         head = dump({"slots": {name: t.numel() * t.element_size() for name, t in copy.slots.items()}, **copy.counts()})
         parts = [memoryview(len(head).to_bytes(4, "little") + head), *(memory.view(t) for t in copy.slots.values())]

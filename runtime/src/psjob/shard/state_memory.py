@@ -27,7 +27,7 @@ import torch
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
-from psjob.rules.base import BlockState, Rule
+from psjob.rules.base import BlockState
 from psjob.shard.deduplication import taken_by
 from psjob.shard.keeper import BEATS, PROGRESS, SERVES, SILENCE, STATE, WEIGHTS, Keeping, LeftMemory
 from psjob.shard.push_metrics import Counters
@@ -48,11 +48,10 @@ class Outliving:
         return self._keeping is not None
 
     def memory(
-        self, said: Mapping[str, Any], places: LentSpan, blocks: Sequence[Block], workers: int, rule: Rule
+        self, said: Mapping[str, Any], places: LentSpan, blocks: Sequence[Block], workers: int, slots: tuple[str, ...]
     ) -> StateMemory | None:  # fmt: skip
-        """That of a store whose blocks lie at `places`; None: nobody holds it."""
+        """That of a store whose blocks, with state tensors of these names, lie at `places`; None: nobody holds it."""
         held, self.found = self.found, None
-        slots = tuple(rule.slots)
         if held is not None:
             return StateMemory(*held.take(), places, blocks, slots)
         if self._keeping is None:

@@ -19,7 +19,7 @@ from psjob.modes import Push, ServedMode
 from psjob.modes.stages import ALL, Stages
 from psjob.protocol.messages import Clip, Decide
 from psjob.protocol.shard.events import Phase
-from psjob.rules.base import BlockState, Hyperparameters
+from psjob.rules.base import BEFORE, BlockState, Hyperparameters
 from psjob.rules.reduction import Reduction, ReductionProblem, mean_in_rank_order
 from psjob.shard.block import ParameterBlock
 from psjob.shard.coordinated_updates import ClipNorms, CoordinatedUpdates
@@ -257,7 +257,8 @@ class Store(ShardProgress):
         # What a version does not say is lost with a process: rows, state by worker, what workers step by themselves, orders.
         plain = rule.name != "reduce" and not rule.per_worker and not self.row_cells and not self.stages
         if plain and self.mode.name == "sync" and not self.mode.decided:
-            self.kept = self.outliving.memory(self._said(), self.places, [cell.block for cell in self.cells.values()], self.workers, rule)
+            slots = (*rule.slots, BEFORE) if self.mode.delay else rule.slots
+            self.kept = self.outliving.memory(self._said(), self.places, [cell.block for cell in self.cells.values()], self.workers, slots)
         else:
             self.outliving.drop()
 
@@ -465,6 +466,7 @@ class Store(ShardProgress):
             wants_update = cell.update is not None and bool(header.flags & Flag.STORE)
             waiter = self.waiter(header, replies, header.version[1])
             waiter.update = wants_update
+            waiter.before = bool(header.flags & Flag.BEFORE)
             cell.waiters.add(waiter)
             cell.answer((header.worker,))
 

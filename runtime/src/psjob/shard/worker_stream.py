@@ -186,7 +186,7 @@ class ShardLane:
         With it the spare that holds a large copy.
         """
         assert cell.state is not None
-        if reply is not cell.state.weights and reply is not cell.update:
+        if reply is not cell.state.weights and reply is not cell.update and not waiter.before:
             return reply, None
         holds = (self.store.mode.steady and not _moves(cell, waiter)) or self.store.workers == 1
         if holds and (cell.update is None or reply is cell.update):

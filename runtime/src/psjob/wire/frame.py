@@ -145,6 +145,8 @@ class Flag:
     """Worker-side update. Of a push: the payload replaces the weights. Of a reply at a snapshot: this worker is to store its weights."""
     HELD: Final = 16
     """Of a push without payload: its gradient is the early data whose number is in `part`."""
+    BEFORE: Final = HELD
+    """Of a PULL: the weights of one update ago are wanted."""
     SNAPSHOT: Final = 8
     """The reply's version is the step of a snapshot: send the resume record for it."""
     LENT: Final = 32

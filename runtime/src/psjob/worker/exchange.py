@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -42,15 +42,18 @@ class Exchange:
     `deferred`: `push` comes back when all is under way. `finish` waits for its answers; nothing reads the targets before. The gradients
     that were pushed must not change until then: a shard that comes back is sent them again.
 
-    `overlaps`: gradients are sent before their step too, as `Overlap` does.
+    `overlaps`: gradients are sent before their step too, as `Overlap` does. `delay`: so many pushes may be under way while the script
+    computes, as `Delayed` does.
     """
 
-    def __init__(self, rows: Rows, memory: ModelMemory | None = None, deferred: bool = False, overlaps: bool = False) -> None:
+    def __init__(
+        self, rows: Rows, memory: ModelMemory | None = None, deferred: bool = False, overlaps: bool = False, delay: int = 0
+    ) -> None:  # fmt: skip
         state = self.state = rows.state
         self.links, self.rows = rows.links, rows
         self.memory = ModelMemory() if memory is None else memory
-        self.deferred, self.overlaps = deferred, overlaps
-        self.beside = deferred or overlaps
+        self.deferred, self.overlaps, self.delay = deferred, overlaps, delay
+        self.beside = deferred or overlaps or delay > 0
         """Blocks are sent by threads of the lanes even where there is one lane: bytes are sent while others are made."""
         self.lends = self.memory.lends and not deferred and (state.mode.steady or not overlaps)
         """Blocks may lie in memory that this worker and a shard of its host lend each other."""
@@ -104,18 +107,22 @@ class Exchange:
 
     def begin(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float) -> Callable[[Block], Header]:
         """Begin a clock: the shards get its hyperparameters, and what comes back makes the push of a block."""
-        state = self.state
-        state.check()
-        none = [] if grads is None else [i for i, g in enumerate(grads) if g is None]
-        info = self.tell_hyperparameters(hyperparameters, none)
+        self.state.check()
+        info = self.tell_hyperparameters(hyperparameters, without_gradient(grads))
+        return self.open(self.state.clock, grads, skip, scale, info, self.versions)
+
+    def open(
+        self, clock: int, grads: Gradients, skip: bool, scale: float, info: int, bases: Mapping[int, tuple[int, int]]
+    ) -> Callable[[Block], Header]:  # fmt: skip
+        """As `begin`, of a clock whose hyperparameters the shards have as `info`. `bases`: by block, the version it was computed on."""
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
         self.sharing.begin(grads, scale != 1.0)
         self.sources, self._scale = grads or (), scale
-        self.compression.begin(state.clock, frozenset(none), self.may_skip or self.finite.may_skip)
+        self.compression.begin(clock, frozenset(without_gradient(grads)), self.may_skip or self.finite.may_skip)
         self.skipped = False
         self.rows.push(flags, info, self.newest_version)
-        return lambda block: state.header(
-            Kind.PUSH, block=block.index, clock=state.clock, flags=flags, info=info, version=self.versions.get(block.index, (0, 0))
+        return lambda block: self.state.header(
+            Kind.PUSH, block=block.index, clock=clock, flags=flags, info=info, version=bases.get(block.index, (0, 0))
         )
 
     def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: Groups) -> None:
@@ -136,6 +143,13 @@ class Exchange:
             self.sources = ()  # nothing is sent again
             count_change(self.targets)
 
+    def catch_up(self) -> None:
+        """Wait until the model's weights are those of the last step. Raises SessionEnd."""
+        self.finish()
+
+    def join(self, seconds: float) -> None:
+        """Wait for threads of the data path itself, which end soon once the session has ended."""
+
     def act_meanwhile(self) -> None:
         """Do what `meanwhile` asks for, once."""
         if (act := self.meanwhile) is not None:
@@ -147,6 +161,11 @@ class Exchange:
         number, body = self._info
         if number:
             link.send_json(self.state.header(Kind.INFO, info=number), body, everywhere=True)
+
+    @property
+    def behind(self) -> int:
+        """Pushes that the script has made and whose answers its weights are not yet, between two steps."""
+        return 0
 
     # -- both sides ----------------------------------------------------------------------------
 
@@ -297,7 +316,11 @@ class Exchange:
         with self.state.cond:
             now = room()
         if not now:
-            self.state.wait(room, WAITS_FOR)
+            self.wait(room)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait for what shards answer. Raises SessionEnd."""
+        self.state.wait(done, WAITS_FOR)
 
     def tell_hyperparameters(self, hyperparameters: Groups, none: list[int]) -> int:
         """Let every shard know what the pushes that follow are made with; the version by which they name it."""
@@ -315,6 +338,11 @@ class Exchange:
             for link in self.links:
                 self.send_info(link)
         return self._info[0]
+
+
+def without_gradient(grads: Gradients) -> list[int]:
+    """Rows of the parameters that have none; of an absent rank nothing is said."""
+    return [] if grads is None else [row for row, grad in enumerate(grads) if grad is None]
 
 
 class ModelMemory:

@@ -70,6 +70,8 @@ class WorkerSession:
         self.states: dict[int, bytes] = {}
         self._parameters: Sequence[torch.Tensor] = ()
         self._heartbeat_sent = 0.0
+        self._kept: dict[int, tuple[bytes, tuple[int, int]]] = {}
+        """By clock, with a delay: large records of the last step boundaries, and what `Idle.told` was there."""
         self._joined = math.inf
         self._over = threading.Event()
         self.links: list[ShardConnection] = []
@@ -124,6 +126,8 @@ class WorkerSession:
     def push(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float, targets: Sequence[torch.Tensor]) -> None:
         """As `Exchange.push`, or as `Overlap.push` where gradients are sent early."""
         (self.overlap or self.exchange).push(grads, hyperparameters, skip, scale, targets)
+        if self._kept:
+            self._hand_in_kept()
 
     def _begin_run(self, initial: Callable[[], bytes]) -> int:
         """Rank 0 gives every shard the first values; for which question."""
@@ -149,9 +153,12 @@ class WorkerSession:
             self.exchange.finish()  # the residual of a push is known when it has been sent
         record = make_record() if residuals.small and not large else None
         small = record is not None and len(record) <= SMALL_RECORD
-        settled = machine.stands(small)
+        late = self.exchange.delay > 0 and record is not None and not small
+        settled = machine.stands(small or late)
         if settled:
             self.exchange.finish()  # under overlap the answers that tell of a snapshot may still be under way
+        if record is not None and late and machine.snapshot_clock < machine.clock:
+            self._keep_record(record)
         if not machine.needs_record(small):
             record = None
         elif record is None:
@@ -159,6 +166,17 @@ class WorkerSession:
         self.handle(e.AtStepBoundary(record, settled, self.idle.told), self.exchange.packs)
         self.at_step_boundary(machine.snapshot_clock == machine.clock)
         self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
+
+    def _keep_record(self, record: bytes) -> None:
+        """Keep a large record until it is known whether a checkpoint is made of its step: the answer that tells may be under way."""
+        self._kept[self.clock] = record, self.idle.told
+        for old in sorted(self._kept)[: -1 - self.exchange.delay]:
+            del self._kept[old]
+
+    def _hand_in_kept(self) -> None:
+        kept = self._kept.pop(self.machine.snapshot_clock, None)
+        if kept is not None:
+            self.handle(e.SnapshotToldLate(self.machine.snapshot_clock, *kept))
 
     def _measure(self, last: bool = False) -> None:
         now = time.monotonic()
@@ -187,7 +205,8 @@ class WorkerSession:
 
     def leave(self, make_record: Callable[[], bytes], parameters: Sequence[torch.Tensor]) -> None:
         """The script is through: say so, and wait until a checkpoint holds it. Raises SessionEnd (left or finished is the good one)."""
-        self.exchange.finish()
+        self.exchange.catch_up()
+        self._hand_in_kept()
         self._measure(last=True)
         record = make_record()
         self._parameters = parameters
@@ -245,6 +264,7 @@ class WorkerSession:
         for link in self.links:
             link.join(max(0.0, deadline - time.monotonic()))
         self.records.join(max(0.0, deadline - time.monotonic()))
+        self.exchange.join(max(0.0, deadline - time.monotonic()))
         if self.stage_links is not None:
             self.stage_links.join(max(0.0, deadline - time.monotonic()))
 
@@ -405,7 +425,7 @@ class WorkerSession:
 
         Raises SessionEnd, also if they do not come in STATE_SECONDS.
         """
-        self.exchange.finish()
+        self.exchange.catch_up()
         with self.cond:
             self.states.clear()
         for block in self.blocks:

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -57,22 +57,14 @@ class Staging(ModelMemory):
             self._lend(blocks)
         self.lends = self.region is not None
         self._gradients = (
-            _arena(layout, device, blocks)
+            arena(layout, device, blocks)
             if self.region is None
             else {block.index: lent_pack(self.span, self.region, block.index) for block in blocks}
         )
         self._weights: dict[int, Pack] = {}
         """By block, where an answer is received that does not lie in lent memory; made when the first one comes."""
         self._making = threading.Lock()
-        self._pieces: list[list[tuple[int, torch.Tensor, int]]] = [
-            [
-                (b.index, self._gradients[b.index].flat[p.block_offset : p.block_offset + p.length], p.tensor_offset)
-                for b, p in layout.pieces_of(row)
-                if b.index in self._gradients
-            ]
-            for row in range(len(layout.table))
-        ]
-        """By row: block, place in its memory, offset in the tensor."""
+        self._pieces = pieces(layout, self._gradients)
         self._copied: dict[int, torch.cuda.Event | None] = {}
         self._landed: dict[int, torch.cuda.Event | None] = {}
 
@@ -89,11 +81,11 @@ class Staging(ModelMemory):
 
     # -- gradients -----------------------------------------------------------------------------
 
-    def put(self, row: int, gradient: torch.Tensor | None, only: int | None = None) -> None:
-        """Begin to copy a gradient (None: zeros) to its places in all blocks, or in block `only`."""
+    def put(self, row: int, gradient: torch.Tensor | None, only: int | None = None, into: Pieces | None = None) -> None:
+        """Begin to copy a gradient (None: zeros) to its places in all blocks, or in block `only`; `into`: not those where it leaves."""
         source = None if gradient is None else gradient.detach().reshape(-1)
         with self._out.beside(source):
-            for block, view, start in self._pieces[row]:
+            for block, view, start in (self._pieces if into is None else into)[row]:
                 if only is not None and block != only:
                     continue
                 if source is None:
@@ -130,7 +122,7 @@ class Staging(ModelMemory):
         self.release(block)
         with self._making:
             if block not in self._weights:
-                self._weights |= _arena(self.layout, self.device, [self.layout.blocks[block]])
+                self._weights |= arena(self.layout, self.device, [self.layout.blocks[block]])
         return self._weights[block].flat
 
     def release(self, block: int) -> None:
@@ -372,7 +364,23 @@ PORTION: Final = 256 << 20
 """Bytes that are locked in one call: it holds up all who map memory in this process meanwhile."""
 
 
-def _arena(layout: Layout, device: torch.device, blocks: Sequence[Block]) -> dict[int, Pack]:
+Pieces: TypeAlias = Sequence[Sequence[tuple[int, torch.Tensor, int]]]
+"""By row: block, place in its memory, offset in the tensor."""
+
+
+def pieces(layout: Layout, packs: Mapping[int, Pack]) -> Pieces:
+    """Where each gradient goes in the memory of `packs`, which has some of the blocks."""
+    return [
+        [
+            (b.index, packs[b.index].flat[p.block_offset : p.block_offset + p.length], p.tensor_offset)
+            for b, p in layout.pieces_of(row)
+            if b.index in packs
+        ]
+        for row in range(len(layout.table))
+    ]
+
+
+def arena(layout: Layout, device: torch.device, blocks: Sequence[Block]) -> dict[int, Pack]:
     """A pack a block, by index, each in memory of its own, all in one piece of it; pinned where a GPU copies."""
     edge = 64
     sizes = [-(-block.nbytes // edge) * edge for block in blocks]

@@ -172,7 +172,7 @@ def record_came(state: CoordinatorState, member: Member, clock: int, record: byt
     """A worker's record: it is kept for as long as a restore may need it."""
     snapshot = state.snapshots.current
     pinned = None if snapshot is None else snapshot.pins.get(member.rank, snapshot.step)
-    member.keep(clock, record, pinned, updates.oldest_needed(state, member.rank))
+    member.keep(clock, record, pinned, updates.oldest_needed(state, member.rank), state.mode.delay)
     passed(state, member, clock)
     snapshot = state.snapshots.current
     if snapshot is not None and snapshot.lacking is not None:

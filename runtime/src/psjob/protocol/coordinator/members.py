@@ -50,11 +50,14 @@ class Member:
     joined_in: int = -1
     """How often shard 0 was restored before that; -1: it was not let in yet."""
 
-    def keep(self, clock: int, record: bytes, pinned: int | None, since: int | None = None) -> None:
-        """Remember the record of `clock`; older ones go, but the one of the snapshot in flight, and those from `since` on."""
+    def keep(self, clock: int, record: bytes, pinned: int | None, since: int | None = None, under_way: int = 0) -> None:
+        """Remember the record of `clock`; older ones go, but the one of the snapshot in flight, and those from `since` on.
+
+        `under_way`: pushes that the worker may have made and that no shard has, in a mode with a delay.
+        """
         self.records[clock] = record
         self.clock = max(self.clock, clock)
-        for old in sorted(self.records)[:-KEPT_RECORDS]:
+        for old in sorted(self.records)[: -KEPT_RECORDS - under_way]:
             if old != pinned and (since is None or old < since):
                 del self.records[old]
         size = sum(map(len, self.records.values()))

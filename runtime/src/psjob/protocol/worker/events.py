@@ -49,6 +49,15 @@ class AtStepBoundary:
 
 
 @dataclass(frozen=True)
+class SnapshotToldLate:
+    """A checkpoint is made of the boundary before step `clock`, which the script has passed. `record` and `idle` are those of then."""
+
+    clock: int
+    record: bytes
+    idle: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class InsideRound:
     """The script stands between two steps that push nothing."""
 
@@ -214,7 +223,7 @@ class WorkerRefused:
 
 
 Event = (
-    JoinAsked | FirstValues | Pulled | AtStepBoundary | InsideRound | Through | Said | Tick
+    JoinAsked | FirstValues | Pulled | AtStepBoundary | SnapshotToldLate | InsideRound | Through | Said | Tick
     | NotFound | ShardStreamEnded | Welcomed
     | ShardWaits | RecordReturned | RecordHas | SnapshotTold | MarkWanted | Released | StopSet | Rewound | TurnOver | WorkerRefused
 )  # fmt: skip

@@ -103,6 +103,9 @@ class WorkerMachine:
                     self._end("rewind")  # a block moved on while this worker was placed
             case e.AtStepBoundary():
                 return self._at_step_boundary(event, now)
+            case e.SnapshotToldLate():
+                self.last_record = event.clock, event.record, event.idle
+                return self._hand_in(event.clock, event.record, True, event.idle)
             case e.InsideRound():
                 return self._ask_stop() if self.stop_requested else []
             case e.Through():
