@@ -33,7 +33,7 @@ from tests.simulation.protocol.faults import Fault
 from tests.simulation.protocol.kernel import Process
 from tests.simulation.protocol.mutants import FOUND, ISSUED, OWN, found_at, replayed, table, with_mutant
 from tests.simulation.protocol.network import End, Network
-from tests.simulation.protocol.plan import CRASHING, MODES, draw
+from tests.simulation.protocol.plan import CRASHING, DELAYED, MODES, draw
 from tests.simulation.protocol.promises import Broken
 from tests.simulation.protocol.run import MOST_EVENTS, Outcome, run
 from tests.simulation.protocol.shard import SimShard
@@ -49,7 +49,7 @@ MOST_SEEDS = 4_000
 DESIGN = Path(__file__).parents[2] / "docs/design/0001-protocol-machine.md"
 
 
-@pytest.mark.parametrize("mode", [*MODES, CRASHING])
+@pytest.mark.parametrize("mode", [*MODES, *DELAYED, CRASHING])
 def test_promises_hold_in_every_mode(mode: str) -> None:
     broken = {o.plan.seed: f"{o.broken}: {o.detail[:500]}" for o in outcomes(range(EACH), mode, jobs=1) if o.broken}
     assert not broken, f"replay with: python -m tests.simulation --mode {mode} --replay SEED"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from tests.simulation.protocol import faults
-from tests.simulation.protocol.plan import CRASHING, MODES, PHASES, draw
+from tests.simulation.protocol.plan import CRASHING, DELAYED, MODES, PHASES, draw
 from tests.simulation.protocol.run import Outcome, run
 from tests.simulation.protocol.shrink import shrink
 
@@ -23,7 +23,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=300, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="the first")
-    parser.add_argument("--mode", choices=(*MODES, CRASHING), help="only this mode, or sync with shards whose processes crash")
+    parser.add_argument("--mode", choices=(*MODES, *DELAYED, CRASHING), help="only this mode, or sync with shards whose processes crash")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happened")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="make a failing seed short and print what happened")

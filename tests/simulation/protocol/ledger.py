@@ -86,6 +86,9 @@ class LedgerCell(_Ledger, ParameterBlock):
     def _reduced(self, batch: list[PendingPush], weights: Any, writable: bool = False, apart: bool = False) -> Any:
         return Sum()
 
+    def _begin_change(self) -> None:
+        self._changing()
+
     def _squares(self, reduced: Any) -> float:
         return 1.0 + self.index
 

@@ -22,7 +22,8 @@ from psjob.protocol.shard.events import Discard, DropSessions, Release
 from psjob.protocol.worker import machine as worker_machine
 from psjob.shard import coordinated_updates, deduplication
 from psjob.shard.coordinated_updates import ClipNorms
-from psjob.wire.frame import Kind
+from psjob.shard.store import Store
+from psjob.wire.frame import Flag, Kind
 from tests.simulation.protocol import link, records, shard
 from tests.simulation.protocol.plan import CRASHING, Plan, draw
 from tests.simulation.protocol.run import run
@@ -205,6 +206,9 @@ def _versions(make: Callable[[int], int]) -> Callable[[Any], Any]:
 
 OWN: dict[str, Mutant] = {
     "a commit does not wait for one shard": _wrap(checkpoints, "try_commit", _early),
+    "a worker that comes back is given the newest weights": _wrap(
+        Store, "pull", lambda was: lambda self, header, *args: was(self, header._replace(flags=Flag.NONE), *args)
+    ),
     "a worker resumes a clock too far (sync)": _wrap(membership, "resume_sync", _later),
     "a worker resumes a clock too far (async)": _wrap(membership, "resume_async", _later),
     "a push that is here is taken again": _wrap(deduplication.Admission, "admit", _twice),
@@ -324,6 +328,7 @@ FOUND: dict[str, Found] = {
     "5: a record has a second in all, and begins anew": Found(43, HANGS),
     "6: an older record's residual is put back": Found(1114, "a residual counts twice"),
     "a commit does not wait for one shard": Found(0, "not one snapshot"),
+    "a worker that comes back is given the newest weights": Found(3, "not the undisturbed history", "sync-delay"),
     "a worker resumes a clock too far (sync)": Found(15, HANGS, "sync"),
     "a worker resumes a clock too far (async)": Found(5, HANGS),
     "a push that is here is taken again": Found(200, "applied twice"),

@@ -9,6 +9,8 @@ from tests.simulation.protocol import faults
 from tests.simulation.protocol.faults import MEGABIT, Fault
 
 MODES = ("sync", "async", "bounded", "backup", "softsync", "threshold", "local", "local-quorum", "local-async")
+DELAYED = ("sync-delay", "async-delay", "bounded-delay")
+"""Modes in which pushes are under way while a worker computes."""
 CRASHING = "crashing"
 """Stands for a mode: see `draw`."""
 PHASES = ("gathering", "restoring", "initialising", "training", "snapshot", "writing", "committing", "ending", "finished")
@@ -70,6 +72,8 @@ def draw(seed: int, mode: str | None = None) -> Plan:
     """The plan of a seed, in a mode (None: its own). CRASHING: in sync, and shards' processes crash while their memory stays."""
     if mode == CRASHING:
         return _crashing(seed)
+    if mode is None and seed % 13 == 6:
+        mode = DELAYED[seed // 13 % len(DELAYED)]
     random = Random(f"plan {seed}")
     chosen = random.choice(MODES)
     mode = mode or chosen
@@ -88,14 +92,15 @@ def draw(seed: int, mode: str | None = None) -> Plan:
     blocks, tables = random.randint(max(1, shards - 1), shards + 2), 1 if random.random() < 0.25 else 0
     return Plan(
         seed=seed, mode=mode, shards=shards, workers=workers, steps=lengths,
-        blocks=blocks, tables=tables,
+        blocks=blocks, tables=0 if mode in DELAYED else tables,
         every=every, interval=random.choice((0.5, 2.0, 5.0)) if every is None or random.random() < 0.4 else None,
         shard_timeout=random.choice((2.0, 5.0, 10.0)), step_seconds=step_seconds, delay=random.choice((0.0002, 0.002, 0.02)),
         rate=MEGABIT if random.random() < 0.04 else 1e8,
         disk_rate=1e8 if minutes else 1e6 if slow_disk else 1e8, disk_delay=random.choice((0.001, 0.01, 0.05)),
         shard_bytes=8_000_000_000 if minutes else random.choice((100_000, 10_000_000)) if slow_disk else 1_000_000,
         record_bytes=400_000 if large else random.choice((300, 300, 80_000)),
-        policy="FirstWorker" if random.random() < 0.15 else "AllWorkers", clips=mode == "sync" and not tables and seed % 4 != 0,
+        policy="FirstWorker" if random.random() < 0.15 else "AllWorkers",
+        clips=mode in ("sync", "sync-delay") and not tables and seed % 4 != 0,
         residual=random.random() < 0.3,
         starts=random.choice((0.2, 1.0, 3.0)),
         faults=tuple(faults.draw(random, shards, workers, until, PHASES) for _ in range(count)),
@@ -104,7 +109,7 @@ def draw(seed: int, mode: str | None = None) -> Plan:
 
 def _crashing(seed: int) -> Plan:
     """In half of them nothing else happens; in some, shard 0 crashes when workers have left."""
-    plan, random = draw(seed, "sync"), Random(f"crashes {seed}")
+    plan, random = draw(seed, "sync-delay" if seed % 11 == 5 else "sync"), Random(f"crashes {seed}")
     until = 1.0 + max(plan.steps) * plan.step_seconds * 2
     crashes = [faults.draw_crash(random, plan.shards, until, PHASES) for _ in range(random.choice((1, 2, 4)))]
     steps = plan.steps

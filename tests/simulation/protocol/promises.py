@@ -41,16 +41,21 @@ def read_record(blob: bytes) -> tuple[int, int, int]:
 
 
 class Content(NamedTuple):
-    """What a block (or table on a shard) holds. `next` is, by rank, the clock after the newest push that was decided on."""
+    """What a block (or table on a shard) holds. `next` is, by rank, the clock after the newest push that was decided on.
+
+    `before` is the digest of one update ago, which shards keep in sync with a delay.
+    """
 
     digest: int
     updates: int
     next: tuple[int, ...]
+    before: int
 
 
 def first(part: int, workers: int) -> Content:
     """The content of a part of the model at step 0."""
-    return Content(hash(("first", part)) if isinstance(part, str) else hash((-7, part)), 0, (0,) * workers)
+    digest = hash(("first", part)) if isinstance(part, str) else hash((-7, part))
+    return Content(digest, 0, (0,) * workers, digest)
 
 
 def gradient(rank: int, clock: int, cursor: int, part: int, model: int) -> int:
@@ -63,7 +68,7 @@ def update(content: Content, pushes: Sequence[tuple[int, int, int]]) -> Content:
     following = list(content.next)
     for rank, clock, _ in pushes:
         following[rank] = max(following[rank], clock + 1)
-    return Content(hash((content.digest, *pushes)), content.updates + 1, tuple(following))
+    return Content(hash((content.digest, *pushes)), content.updates + 1, tuple(following), content.digest)
 
 
 @dataclass(frozen=True)
@@ -300,7 +305,8 @@ class Promises:
             self._reference.append({part: first(part, plan.workers) for part in parts})
         while len(self._reference) <= step:
             at, held = len(self._reference) - 1, self._reference[-1]
-            model = hash(tuple(held[part].digest for part in parts))
+            knew = self._reference[max(0, at - self.world.mode_of(plan.mode).delay)]
+            model = hash(tuple(knew[part].digest for part in parts))
             ranks = [rank for rank, length in enumerate(plan.steps) if length > at]
             self._reference.append(
                 {

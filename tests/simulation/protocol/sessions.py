@@ -97,7 +97,8 @@ class SimSession:
             kind=kind, term=store.term, clock=waiter.clock, request=waiter.request, version=(store.attempt, cell.n),
             flags=Flag.SNAPSHOT if asks else Flag.NONE, **which,
         )  # fmt: skip
-        self.end.send((header, cell.held), shard.world.plan.record_bytes // 100)
+        held = cell.held._replace(digest=cell.held.before) if waiter.before else cell.held
+        self.end.send((header, held), shard.world.plan.record_bytes // 100)
 
     # -- coming in ---------------------------------------------------------------------------------
 

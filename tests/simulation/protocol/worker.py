@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import WorkerEnding, WorkerMachine
-from psjob.wire.frame import Header, Kind
+from psjob.wire.frame import Flag, Header, Kind
 from psjob.worker.exits import EXIT_OF
 from tests.simulation.protocol.kernel import Process
 from tests.simulation.protocol.link import SimLink
@@ -56,6 +57,13 @@ class SimWorker(Process):
         self.versions: dict[int, tuple[int, int]] = {}
         self.values: dict[int, int] = {}
         """What the pushes of the clock in hand bring."""
+        self.turns: deque[tuple[int, dict[int, int]]] = deque()
+        """With a delay: clocks and what their pushes bring, that are not answered. The first is under way."""
+        self.landing: dict[int, int] = {}
+        self.done = self.taken = 0
+        """Clocks whose answers have come, and whose answers the model is."""
+        self.kept: dict[int, bytes] = {}
+        """Large records of the last step boundaries, by clock."""
         self._pumps = False
         self._waits: Callable[[], bool] | None = None
         self._script: Script | None = None
@@ -95,6 +103,7 @@ class SimWorker(Process):
 
     def poke(self) -> None:
         """Something has changed: what the script waits for may be there."""
+        self._turn_over()
         if self._waits is not None and (self.machine.ending is not None or self._waits()):
             self._waits = None
             self.kernel.after(0.0, self.call, self._go, self.life)
@@ -163,6 +172,9 @@ class SimWorker(Process):
             yield from self._edge()
             yield plan.step_seconds * (0.3 + 1.4 * self.kernel.random.random())
             yield from self._push()
+        if self.turns:
+            yield from self._wait(lambda: not self.turns, "the shards' answer")
+        self._hand_in_kept()
         self.handle(e.Through(self._record()))
         yield from self._wait(lambda: False, "the checkpoint that holds this worker's end")
 
@@ -196,7 +208,19 @@ class SimWorker(Process):
             self.cursor = read_record(machine.record)[1]
             self.world.promises.resumed(self, machine.record, machine.residual and self.world.plan.residual)
         version = (0, self.mode.version_for(machine.clock - 1))
-        yield from self._ask(lambda part: self._of(part, Kind.PULL, Kind.PULL, clock=machine.clock, version=version))
+        behind = self.mode.steady and self.mode.delay and machine.clock > 0
+        flags = Flag.BEFORE if behind else Flag.NONE
+        yield from self._ask(lambda part: self._of(part, Kind.PULL, Kind.PULL, clock=machine.clock, version=version, flags=flags))
+        self.done = self.taken = machine.clock - bool(behind)
+        self._pulled()
+        if behind:
+            self.turns.append((machine.clock - 1, {}))
+            self._turn(lambda part: self._of(part, Kind.PULL, Kind.PULL, clock=machine.clock, version=version))
+
+    def _pulled(self) -> None:
+        """All parts are at the clock at which this worker stands."""
+        if self.mode.delay:
+            self.model |= self.landing
         found = [n for _, n in self.versions.values()]
         self.handle(e.Pulled(min(found), max(found)))
         self.check()
@@ -213,9 +237,13 @@ class SimWorker(Process):
         self.check()
         machine, parts = self.machine, self.world.parts()
         model = hash(tuple(self.model[part] for part in parts))
-        self.values = {part: gradient(self.rank, machine.clock, self.cursor, part, model) for part in parts}
+        values = {part: gradient(self.rank, machine.clock, self.cursor, part, model) for part in parts}
         self.cursor += 1
         self.world.promises.stepped(self)
+        if self.mode.delay:
+            yield from self._push_late(values)
+            return
+        self.values = values
         yield from self._ask(
             lambda part: self._of(part, Kind.PUSH, Kind.ROW_PUSH, clock=machine.clock, version=self.versions.get(part, (0, 0))),
             self.dies_in,
@@ -233,6 +261,44 @@ class SimWorker(Process):
             yield 0.0  # nothing follows in a dead process
         yield from self._wait(lambda: not any(link.requests.outstanding for link in self.links), "the shards' answer")
 
+    def _push_late(self, values: dict[int, int]) -> Script:
+        """As `Delayed.push`."""
+        machine = self.machine
+        yield from self._wait(lambda: self.done > machine.clock - self.mode.delay, "the shards' answer")
+        if self.done > self.taken:
+            self.taken = self.done
+            self._pulled()
+        self.turns.append((machine.clock, values))
+        if len(self.turns) == 1:
+            self._turn()
+        machine.clock += 1
+        self._hand_in_kept()
+
+    def _turn(self, make: Callable[[int], Header] | None = None) -> None:
+        """Send the requests of the first turn."""
+        clock, self.values = self.turns[0]
+        bases = dict(self.versions)
+        asked = make or (lambda part: self._of(part, Kind.PUSH, Kind.ROW_PUSH, clock=clock, version=bases.get(part, (0, 0))))
+        for link in self.links:
+            link.requests.unsent = len(self.world.owned(link.index))
+        dies_in = None if make else self.dies_in
+        for part in self.world.parts()[:dies_in]:
+            self.links[self.world.owner(part)].ask(asked(part))
+        if dies_in is not None:
+            self.kernel.after(0.0, self.kill)
+
+    def _turn_over(self) -> None:
+        """The first turn is answered: the next one begins."""
+        if self.turns and not any(link.requests.outstanding or link.requests.unsent for link in self.links):
+            self.done = self.turns.popleft()[0] + 1
+            if self.turns:
+                self._turn()
+
+    def _hand_in_kept(self) -> None:
+        record = self.kept.pop(self.machine.snapshot_clock, None)
+        if record is not None:
+            self.handle(e.SnapshotToldLate(self.machine.snapshot_clock, record, (0, 0)))
+
     def _record(self) -> bytes:
         return make_record(self.machine.clock, self.cursor, self.machine.clock, self.world.plan.record_bytes)
 
@@ -240,8 +306,16 @@ class SimWorker(Process):
         self.check()
         machine = self.machine
         small = self.world.plan.record_bytes <= SMALL_RECORD
+        late = self.mode.delay > 0 and not small
+        settled = machine.stands(small or late)
+        if settled and self.turns:
+            yield from self._wait(lambda: not self.turns, "the shards' answer")
+        if late and machine.snapshot_clock < machine.clock:
+            self.kept[machine.clock] = self._record()
+            for old in sorted(self.kept)[: -1 - self.mode.delay]:
+                del self.kept[old]
         record = self._record() if machine.needs_record(small) else None
-        self.handle(e.AtStepBoundary(record, machine.stands(small)))
+        self.handle(e.AtStepBoundary(record, settled))
         yield from self._wait(lambda: machine.may_step, "all shards to copy a checkpoint")
 
     # -- what links ask ------------------------------------------------------------------------------
@@ -252,7 +326,7 @@ class SimWorker(Process):
 
     def land(self, part: int, header: Header, content: Any) -> None:
         """An answer has come."""
-        self.model[part] = content.digest
+        (self.landing if self.mode.delay else self.model)[part] = content.digest
         self.versions[part] = header.version
 
     def dial(self, targets: list[Any]) -> End | None:

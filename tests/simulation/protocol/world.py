@@ -219,6 +219,7 @@ class World:
 MADE: dict[str, ServedMode] = {
     "sync": modes.Sync(), "async": modes.Async(), "bounded": modes.Bounded(2), "backup": modes.Backup(1), "softsync": modes.Softsync(2),
     "threshold": modes.Threshold(4), "local": modes.LocalSGD(4),
+    "sync-delay": modes.Sync(1), "async-delay": modes.Async(3), "bounded-delay": modes.Bounded(4, 2),
     "local-quorum": modes.Quorum(4, 2, 0.5), "local-async": modes.LocalAsync(4),
 }  # fmt: skip
 TABLE = TableSpec("rows", 4, "sgd").to_json()
