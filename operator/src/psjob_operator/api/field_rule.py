@@ -77,8 +77,12 @@ def _named(value: Json, about: str) -> Json:
 
 def options_of(rule: str, options: str, names: Mapping[str, tuple[str, ...]]) -> str:
     """CEL: each key of the map `options` is one of `names` of the word `rule`; a word without names has none."""
-    known = ", ".join(f"'{word}': {list(own)!r}" for word, own in names.items() if own)
-    return f"{options}.all(name, {rule} in {{{known}}} && name in {{{known}}}[{rule}])"
+    by_names: dict[tuple[str, ...], list[str]] = {}
+    for word, own in names.items():
+        if own:
+            by_names.setdefault(tuple(own), []).append(word)
+    known = " || ".join(f"{rule} in {words!r} && name in {list(own)!r}" for own, words in by_names.items())
+    return f"{options}.all(name, {known})"
 
 
 def between(at: str, low: float, high: float, remedy: str) -> FieldRule:

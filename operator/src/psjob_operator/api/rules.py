@@ -7,6 +7,7 @@ words. A row without CEL names the obstacle; there the operator says it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from psjob_operator.api.claim_template import CLAIM_RULES, MANY, ONE_MOUNT, one_mount
 from psjob_operator.api.field_rule import FieldRule, Json, between, found, matching, options_of, sized
@@ -75,7 +76,7 @@ FAILURE_RULES, EXIT_CODES, SIGNALS, REASONS, POD_CONDITIONS = 20, 64, 16, 16, 20
 
 def rules() -> tuple[FieldRule, ...]:
     """Every rule of metadata and spec, templates left out (template.py has those)."""
-    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *CLAIM_RULES, *_PLACEMENT, *_OF_STAGES, *_WITH_STAGES, *_PROCESSES, *_FAILURES)
+    return (*_NAMES, *_RANGES, *_TEXTS, *_ACROSS, *_DELAY, *CLAIM_RULES, *_PLACEMENT, *_OF_STAGES, *_WITH_STAGES, *_PROCESSES, *_FAILURES)
 
 
 def _needs_checkpoints(field: str, remedy: str) -> FieldRule:
@@ -99,6 +100,7 @@ def _own_options() -> str:
 
 
 _RANGES = (
+    between("spec.training.delay", 0, 8, "leave it out for none"),
     between("spec.training.seed", 0, LARGEST, "leave it out for seed 0"),
     between("spec.training.sync.backupWorkers", 0, 3999, "leave it out for none"),
     between("spec.training.bounded.staleness", 0, 100_000, "leave it out for 3"),
@@ -350,6 +352,45 @@ _ACROSS = (
 )
 
 
+def _delayed(about: str, limit: str, remedy: str, check: Callable[[Json], bool], cel: str) -> FieldRule:
+    """A limit of spec.training with a delay; `check` and `cel` are asked only where it has one."""
+    return FieldRule(
+        "spec.training", lambda training: not training["delay"] or check(training), limit, remedy, cel=f"self.delay == 0 || {cel}", about=about
+    )
+
+
+_DELAY = (
+    _delayed(
+        "delay",
+        "must be 0 but in spec.training.mode: sync without backupWorkers, bounded and async",
+        "take one of these, or leave delay out",
+        lambda training: training["mode"] in ("sync", "bounded", "async") and not _sync(training)["backupWorkers"],
+        "(self.mode in ['sync', 'bounded', 'async'] && self.?sync.?backupWorkers.orValue(0) == 0)",
+    ),
+    _delayed(
+        "delay",
+        "must be 0 or 1 in spec.training.mode: sync",
+        "write 1, or take mode bounded or async",
+        lambda training: training["delay"] == 1 or training["mode"] != "sync",
+        "self.delay == 1 || self.mode != 'sync'",
+    ),
+    _delayed(
+        "delay",
+        "must be below spec.training.bounded.staleness (3 where it is left out)",
+        "it counts toward that; lower delay, or raise staleness",
+        lambda training: training["mode"] != "bounded" or training["delay"] < (training.get("bounded") or {"staleness": 3})["staleness"],
+        "self.mode != 'bounded' || self.delay < self.?bounded.?staleness.orValue(3)",
+    ),
+    _delayed(
+        "delay",
+        "must be 0 with spec.training.updateAt: worker",
+        "the shards update while workers compute; leave one of the two out",
+        lambda training: training.get("updateAt") != "worker",
+        "!has(self.updateAt) || self.updateAt != 'worker'",
+    ),
+)
+
+
 def _asked(spec: Json) -> bool:
     return spec["workers"].get("processes") not in (None, 1)
 
@@ -401,6 +442,14 @@ _PROCESSES = (
         "a worker pushes one gradient for all of its processes; leave it out, or leave processes out",
         cel=f"!({GIVEN}) || self.training.?sync.?reduction.orValue('mean') in ['mean', 'sum']",
         about="training.sync.reduction",
+    ),
+    FieldRule(
+        "spec",
+        lambda spec: not _asked(spec) or not spec["training"]["delay"],
+        "must be 0 with spec.workers.processes",
+        "the processes of a worker wait for its push together; leave one of the two out",
+        cel=f"!({GIVEN}) || self.training.delay == 0",
+        about="training.delay",
     ),
 )
 
@@ -651,6 +700,7 @@ _WITH_STAGES = (
     _with_stages("training.mode", "sync", "the workers of a model in stages make each step together; leave it out"),
     _with_stages("training.sync.backupWorkers", 0, "each stage needs all of its workers; leave it out"),
     _with_stages("training.sync.reduction", "mean", "each worker pushes its part of a mean; leave it out"),
+    _with_stages("training.delay", 0, "the schedule says which weights a stage takes; leave it out"),
     _with_stages("runPolicy.successPolicy", "AllWorkers", "no worker has all of the model; leave it out"),
     FieldRule(
         "spec",
