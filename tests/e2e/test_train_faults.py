@@ -22,11 +22,13 @@ CHECKPOINTS = {"everySteps": 25, "periodSeconds": 3600, "keep": 100}
 def run(
     folder: Path, *what: str, gates: str = "", way: str = "shared", codecs: tuple[str, str] = ("none", "none"), epochs: int = EPOCHS
 ) -> Ran:
-    """`way`: shared memory, tcp, overlap, or one or both as on a GPU (staged); `codecs` are of pushes and pulls."""
+    """`way`: shared memory, tcp, overlap or delay, or some of them as on a GPU (staged); `codecs` are of pushes and pulls."""
     words = ["stateful.py", str(epochs), gates, *way.split()]
-    training = {"compression": {"push": codecs[0], "pull": codecs[1], "ratio": 0.05}, "transport": "tcp" if way == "tcp" else "auto"}
+    training = {"compression": {"push": codecs[0], "pull": codecs[1], "ratio": 0.05}, "transport": "tcp" if "tcp" in way else "auto"}
+    if "delay" in way:
+        training["delay"] = 1
     ran = train(folder, manifest(folder, words, workers=2, shards=2, checkpoint=CHECKPOINTS, training=training), *faults(*what))
-    assert ran.summary["transport"] == ("tcp" if way in ("tcp", "overlap") else "shared")
+    assert ran.summary["transport"] == ("tcp" if "tcp" in way or way == "overlap" else "shared")
     return ran
 
 
@@ -39,10 +41,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.timeout(2000)
-@pytest.mark.parametrize("way", ["shared", "staged", rotating("staged overlap")])
+@pytest.mark.parametrize("way", ["shared", "delay", *map(rotating, ("staged", "staged overlap", "delay tcp"))])
 def test_a_killed_shard_and_a_killed_worker_change_no_bit(tmp_path: Path, way: str) -> None:
     """Dropout, batch norm, a schedule and shuffled data of loader processes go back with the workers."""
-    undisturbed = run(tmp_path / "undisturbed", epochs=2)
+    undisturbed = run(tmp_path / "undisturbed", epochs=2, way="delay" if "delay" in way else "shared")
     what = ("kill:shard-1@step=45", "kill:worker-1@step=60")
     hit = run(tmp_path / "hit", *what, gates="33:25", way=way, epochs=2)
     assert [recovery["fault"] for recovery in hit.summary["recoveries"]] == list(what)
@@ -66,6 +68,19 @@ def test_killed_shards_and_a_killed_worker_change_no_bit(tmp_path: Path, plain: 
     assert_steps_lost(hit)
     assert hit.sha == plain.sha
     assert_same_file(hit, plain)
+
+
+@pytest.mark.timeout(2000)
+@pytest.mark.soak
+@pytest.mark.parametrize("way", ["delay", "delay tcp"])
+def test_ten_kills_change_no_bit_of_a_run_with_a_delay(tmp_path: Path, plain: Ran, way: str) -> None:
+    """Each takes away who holds one of the two versions: shards with their pods or without, and workers."""
+    undisturbed = run(tmp_path / "undisturbed", way=way)
+    kinds = ("kill:shard-1", "kill:worker-0", "crash:shard-0", "kill:worker-1", "kill:shard-0")
+    hit = run(tmp_path / "hit", *(f"{kinds[number % 5]}@step={30 + 20 * number}" for number in range(10)), way=way)
+    assert len(hit.summary["recoveries"]) == 10 and hit.summary["updates_lost"] == 0
+    assert undisturbed.sha == hit.sha != plain.sha
+    assert_same_file(hit, undisturbed)
 
 
 @pytest.mark.timeout(2000)

@@ -134,7 +134,9 @@ _RANGES = [
     ("spec.runPolicy.ttlSecondsAfterFinished", 0, 2**31 - 1),
 ]
 _DELAY_MODES = "must be 0 but in spec.training.mode: sync without backupWorkers, bounded and async; take one of these, or leave delay out"
-_DELAY_BOUND = "must be below spec.training.bounded.staleness (3 where it is left out); it counts toward that; lower delay, or raise staleness"
+_DELAY_BOUND = (
+    "must be below spec.training.bounded.staleness (3 where it is left out); it counts toward that; lower delay, or raise staleness"
+)
 _DELAYS: list[tuple[str, dict[str, Any], str]] = [
     *((mode, {"mode": mode, "delay": 1}, _DELAY_MODES) for mode in ("softsync", "threshold", "local")),
     ("backups", {"delay": 1, "sync": {"backupWorkers": 1}}, _DELAY_MODES),
