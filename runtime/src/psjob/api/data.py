@@ -246,7 +246,7 @@ class ShardedLoader(Generic[B]):
                     places.give(found.again, place)
                     if not found.again:
                         job.totals.give()
-                    job.gradients_of_now()
+                    job.watched.batch_given()
                     for one in told:
                         one.gives(found.last)
                     yield self._hand(found.batch)
@@ -312,7 +312,7 @@ class Taken:
         """The script asks for a batch."""
         places, job = self._job.places, self._job
         way = script_code.way(frame)
-        if places.holds(self._number) and job.training and not job.gradients_have_changed:
+        if places.holds(self._number) and job.training and not job.watched.changed:
             self._lose("batches are read ahead of the steps that use them", ahead=True)
         elif threading.get_ident() != job.steps.thread:
             self._lose("another thread than the one that trains reads the batches", ahead=True)

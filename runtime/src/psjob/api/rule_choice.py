@@ -141,7 +141,9 @@ def chosen_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
             odd = next((p for group in optimizer.param_groups for p in group["params"] if not optimizers.updatable(p)), None)
             if odd is not None:
                 raise Refused(_whole_numbers(odd, f"rules of training.{'delay' if late else f'mode {job.mode}'}"))
-            wish = f"delay {job.delay}" if late else f"mode {job.mode}" if job.mode != "sync" else f"sync.backupWorkers {job.backup_workers}"
+            wish = (
+                f"delay {job.delay}" if late else f"mode {job.mode}" if job.mode != "sync" else f"sync.backupWorkers {job.backup_workers}"
+            )
             raise Refused(
                 f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW, NAdam or Adagrad, "
                 + ("or leave delay out" if late else "or training.mode sync without backupWorkers")

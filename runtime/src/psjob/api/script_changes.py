@@ -331,6 +331,47 @@ class OwnGradients:
         return now is not None and left is not None and (left[0]() is not now or left[1] != now._version)
 
 
+WATCHED: Final = 8
+"""So many parameters, the smallest ones, are looked at."""
+
+
+class WatchedGradients:
+    """Of a few small parameters: have their gradients changed since the script was given a batch, or since its last step?"""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.small = sorted((p for p in parameters if p.requires_grad), key=torch.Tensor.numel)[:WATCHED]
+        self._given: list[tuple[torch.Tensor | None, int]] = []
+        self._left: list[tuple[weakref.ref[torch.Tensor] | None, int]] = []
+        """After the last step; the gradients need not be kept for that."""
+
+    def batch_given(self) -> None:
+        """The script is given a batch: a later change shows that it was used."""
+        self._given = self._now()
+
+    def step_made(self) -> None:
+        """The script has made a step, or a step was made for it."""
+        self._left = [(None if grad is None else weakref.ref(grad), version) for grad, version in self._now()]
+
+    @property
+    def changed(self) -> bool:
+        """Have gradients changed since the last batch was given?"""
+        return not self.small or bool(self._changed_since(self._given))
+
+    @property
+    def waiting(self) -> bool:
+        """Do gradients wait that were added after the last step? No record holds them."""
+        left = [(None if ref is None else ref(), version) for ref, version in self._left] or [(None, -1)] * len(self.small)
+        return any(p.grad is not None and bool(p.grad.any()) for p in self._changed_since(left))
+
+    def _changed_since(self, then: Sequence[tuple[torch.Tensor | None, int]]) -> list[torch.Tensor]:
+        """Those whose gradient is another one than then, or was written to."""
+        pairs = zip(self.small, then, strict=False)
+        return [p for p, (grad, version) in pairs if p.grad is not grad or (grad is not None and grad._version != version)]
+
+    def _now(self) -> list[tuple[torch.Tensor | None, int]]:
+        return [(p.grad, -1 if p.grad is None else p.grad._version) for p in self.small]
+
+
 def dense(parameters: Sequence[torch.Tensor], names: Sequence[str], grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Sparse gradients as dense ones, of which the rules of the shards make the same step. A log line says that they are sent so."""
     sparse = [row for row, g in enumerate(grads) if g is not None and g.layout is not torch.strided]

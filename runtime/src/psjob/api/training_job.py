@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
@@ -32,7 +31,7 @@ from psjob.api.consistency import FirstInputs, Stepping, Unattached, WeightDiges
 from psjob.api.data_cursor import DataCursor, EpochLoops, Totals
 from psjob.api.recording import BEHIND, EXTRA, ExtraState, PlainState, ResumeRecorder
 from psjob.api.rule_choice import LrScaling, as_it_runs, check_state_size, chosen_rule
-from psjob.api.script_changes import LeftGradients, OwnGradients, WeightGuard, dense
+from psjob.api.script_changes import LeftGradients, OwnGradients, WatchedGradients, WeightGuard, dense
 from psjob.api.stage_cuts import buffers_told
 from psjob.embeddings.row_tables import RowTables
 from psjob.process import config, own_files
@@ -41,18 +40,14 @@ from psjob.protocol.worker.local_group import split_records
 from psjob.resume import record
 from psjob.rules import optimizers
 from psjob.worker import exits
-from psjob.worker.delay import Delayed, DelayedStaging
-from psjob.worker.exchange import Exchange, GradientClip
+from psjob.worker.exchange import GradientClip
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.local_group import session_at
 from psjob.worker.local_updates import LocalRounds, WorkerSideRule
-from psjob.worker.overlap import Hook, Overlap, before_state, install, tree_of
+from psjob.worker.overlap import before_states, install, tree_of
 from psjob.worker.rows import Carried
-from psjob.worker.staging import Staging
 
 JOIN_SECONDS = 5.0
-WATCHED = 8
-"""Of so many small parameters it is looked at whether their gradients have changed."""
 TRAINED = "parameters trained"
 OWN = (values.NAME, TRAINED, variables.NAME, EXTRA, script_changes.NAME)
 
@@ -116,12 +111,8 @@ class TrainingJob:
         self.owes = 0
         """Steps of batches given again that were left out where batches are read ahead; they are made between passes."""
         self.steps = Stepping()
-        self._small = sorted((p for p in self.parameters if p.requires_grad), key=torch.Tensor.numel)[:WATCHED]
-        self._gradients: list[tuple[torch.Tensor | None, int]] = []
-        """Of those, when the script was given its last batch,"""
-        self._left: list[tuple[weakref.ref[torch.Tensor] | None, int]] = []
-        """and after its last step, which need not be kept for that."""
-        small = {id(p) for p in self._small}
+        self.watched = WatchedGradients(self.parameters)
+        small = {id(p) for p in self.watched.small}
         self.left = LeftGradients(self.parameters, [row for row, p in enumerate(self.parameters) if id(p) in small and p.is_leaf])
         """Those of the last step, which a script should clear."""
         several = place.config.workers > 1 and not place.config.stages
@@ -187,20 +178,9 @@ class TrainingJob:
         self.unattached.know(pair)
 
     def _data_path(self, overlap: bool) -> None:
-        session = self.session
-        device = next((p.device for p in self.parameters if p.is_cuda), torch.device("cpu"))
-        if overlap:
-            apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
-            tree = tree_of(self.model, self.parameters)
-            overlapped = Overlap(session.rows, self.parameters, tree, device, apart)
-            session.use(overlapped.exchange, overlapped)
-        elif self.place.config.delay:
-            staging = DelayedStaging(session.layout, device, self.place.config.delay)
-            session.use(Delayed(session.rows, staging, self._recorded_behind))
-        elif self.pairs[0].cuts.late is not None and device.type == "cpu":
-            session.use(Exchange(session.rows, deferred=True))
-        elif device.type == "cuda" and self.place.config.processes == 1:
-            session.use(Exchange(session.rows, Staging(session.layout, device, stage=session.stage)))
+        apart = frozenset(row for row, p in enumerate(self.parameters) if id(p) in self.tables.anchors)
+        tree = tree_of(self.model, self.parameters) if overlap else None
+        self.session.choose_data_path(self.parameters, tree, apart, self.pairs[0].cuts.late is not None, self._recorded_behind)
 
     def _recorded_behind(self) -> bool:
         """Was a push under way when the record was taken from which this process continues?"""
@@ -218,8 +198,7 @@ class TrainingJob:
         if self.session.overlap is not None:
             install(self.model, self.session.overlap, self.carry_out, lambda: self.replay > 0)
         if self.session.exchange.delay:
-            for module in self.model.modules():
-                before_state(module, Hook(lambda *_given: self.catch_up()))
+            before_states(self.model, self.catch_up)
         self.replay = self.session.clock
         if self.session.record is not None:
             restored = record.unpack(self.session.record)
@@ -305,7 +284,7 @@ class TrainingJob:
         self.make_owed()
         self.catch_up()
         follows, at = self.loops.under_way == loop, None
-        if not self.waiting:
+        if not self.watched.waiting:
             at = self.carry_out(lambda: self.places.begin_epoch(epoch, follows))
         self.loops.give(loop, epoch, self.places.begun, at if again is None else self.loops.kept_at)
         if at is not None:
@@ -350,33 +329,10 @@ class TrainingJob:
         trains = self.model.trains if isinstance(self.model, Models) else self.model.training
         return (trains or self.places.trains) and torch.is_grad_enabled()
 
-    def gradients_of_now(self) -> None:
-        """The script is given a batch: a later change shows that it was used."""
-        self._gradients = self._gradients_now()
-
-    @property
-    def gradients_have_changed(self) -> bool:
-        """Have gradients changed since the last batch was given?"""
-        return not self._small or bool(self._changed_since(self._gradients))
-
-    @property
-    def waiting(self) -> bool:
-        """Do gradients wait that were added after the last step? No record holds them."""
-        left = [(None if ref is None else ref(), version) for ref, version in self._left] or [(None, -1)] * len(self._small)
-        return any(p.grad is not None and bool(p.grad.any()) for p in self._changed_since(left))
-
     @property
     def waits_at_its_place(self) -> bool:
         """The script's place is known, but gradients wait, so that it could not continue from there."""
-        return self.places.known and self.pairs[0].cuts.late is None and self.waiting
-
-    def _changed_since(self, then: Sequence[tuple[torch.Tensor | None, int]]) -> list[torch.Tensor]:
-        """Of the small parameters, those whose gradient is another one than then, or was written to."""
-        pairs = zip(self._small, then, strict=False)
-        return [p for p, (grad, version) in pairs if p.grad is not grad or (grad is not None and grad._version != version)]
-
-    def _gradients_now(self) -> list[tuple[torch.Tensor | None, int]]:
-        return [(p.grad, -1 if p.grad is None else p.grad._version) for p in self._small]
+        return self.places.known and self.pairs[0].cuts.late is None and self.watched.waiting
 
     def make_owed(self) -> None:
         """Make the steps that are owed, without a gradient."""
@@ -393,7 +349,7 @@ class TrainingJob:
         """
         if self.places.batches:
             self.weight_guard.refuse_without_step(self.made)
-        using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
+        using = self.training or (torch.is_grad_enabled() and self.watched.changed)
         within = (self.rounds is not None and self.rounds.open) or (self.places.batches > 0 and using and not self.places.only_within)
         within = within or self.waits_at_its_place or self.clipping.waits
         if self.replay or self.comes_back or within:
@@ -482,13 +438,10 @@ class TrainingJob:
         self.steps.under_way = False
         if by_steps:
             self.variables.at(None)
-        self._leave_gradients()
+        self.watched.step_made()
         self.clipping.end(pair)
         self.left.forget(pair.has)
         self._pushed = None
-
-    def _leave_gradients(self) -> None:
-        self._left = [(None if grad is None else weakref.ref(grad), version) for grad, version in self._gradients_now()]
 
     def _make_step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         if self.places.skipping or self.comes_back:
@@ -592,7 +545,7 @@ class TrainingJob:
             self.clipping.again(pair)
         own = (lambda: pair.plain.step(pair.optimizer)) if self.session.reduces else None
         self._exchange(None, False, 1.0, own, self._pushed)
-        self._leave_gradients()
+        self.watched.step_made()
 
     def _replayed(self) -> bool:
         """Was this step made before, by the process that this one follows?"""

@@ -159,6 +159,12 @@ def before_state(module: torch.nn.Module, hook: Hook) -> RemovableHandle:
     return handle
 
 
+def before_states(model: torch.nn.Module, act: Callable[[], None]) -> None:
+    """Call `act` before each `state_dict` of the model or of a module in it."""
+    for module in model.modules():
+        before_state(module, Hook(lambda *_given: act()))
+
+
 class Hook:
     """A hook that copies of its module do not have, nor pickles of it."""
 

@@ -36,12 +36,14 @@ from psjob.wire import shared_memory
 from psjob.wire.frame import Flag, Kind, WireError
 from psjob.worker import exits, rewind
 from psjob.worker.connection import ConnectionEnds, ShardConnection
+from psjob.worker.delay import Delayed, DelayedStaging
 from psjob.worker.exchange import Exchange, Gradients, Groups
 from psjob.worker.exits import SessionEnd
-from psjob.worker.overlap import Overlap
+from psjob.worker.overlap import Overlap, Tree
 from psjob.worker.rows import Rows
 from psjob.worker.sharing import SLOTS
 from psjob.worker.stage_connections import StageConnections
+from psjob.worker.staging import Staging
 from psjob.worker.state import TICK_SECONDS, SessionState
 
 SMALL_RECORD = 64 << 10
@@ -101,6 +103,27 @@ class WorkerSession:
         """Take another data path before anything is exchanged; `overlap`: what pushes by way of it."""
         self.exchange, self.overlap = exchange, overlap
         self.ends.blocks, self.ends.policy = exchange, overlap or exchange
+
+    def choose_data_path(
+        self, parameters: Sequence[torch.Tensor], overlaps: Tree | None, apart: frozenset[int], late: bool,
+        began_behind: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Take the data path that the job and the model's device ask for.
+
+        `overlaps`: which module holds which parameters, for a worker with overlap. Of those in `apart` no gradient is pushed. `late`: a
+        stage that does not flush. For `began_behind` see `Delayed`.
+        """
+        config, layout = self.place.config, self.layout
+        device = next((p.device for p in parameters if p.is_cuda), torch.device("cpu"))
+        if overlaps is not None:
+            overlapped = Overlap(self.rows, parameters, overlaps, device, apart)
+            self.use(overlapped.exchange, overlapped)
+        elif config.delay:
+            self.use(Delayed(self.rows, DelayedStaging(layout, device, config.delay), began_behind))
+        elif late and device.type == "cpu":
+            self.use(Exchange(self.rows, deferred=True))
+        elif device.type == "cuda" and config.processes == 1:
+            self.use(Exchange(self.rows, Staging(layout, device, stage=self.stage)))
 
     # -- the script's thread -------------------------------------------------------------------
 
