@@ -20,10 +20,11 @@ from psjob.shard.block import ParameterBlock
 from psjob.shard.checks import check_pull
 from psjob.shard.server import Server
 from psjob.wire.frame import Flag, Kind, WireError
-from psjob.worker.delay import Delayed
+from psjob.worker.delay import Delayed, Turn
 from tests.live.live_shards import (
     NEVER,
     SECONDS,
+    Rewound,
     Shards,
     Worker,
     all_well,
@@ -287,8 +288,12 @@ def test_a_push_that_was_on_its_way_as_its_worker_died_is_made_again(tmp_path: P
         assert again.leave() == 0 and final(shards) == {6.0}
 
 
-def test_a_push_of_the_lost_process_counts_in_place_of_the_next_ones(tmp_path: Path) -> None:
-    """It had pushed the open clock, and the other worker does so while its successor computes that step again."""
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_push_of_the_lost_process_counts_in_place_of_the_next_ones(tmp_path: Path, moved: bool) -> None:
+    """It had pushed the open clock, and the other worker does so while its successor computes that step again.
+
+    If blocks have moved on before the successor asks for what they hold, it begins again.
+    """
     with serving(tmp_path, workers=2, shards=2, delay=1) as shards:
         first, other = counting(shards, 0), counting(shards, 1)
         at_once(first.attach, other.attach)
@@ -297,16 +302,37 @@ def test_a_push_of_the_lost_process_counts_in_place_of_the_next_ones(tmp_path: P
             other.edge(turn)
             at_once(lambda: step(first), lambda: step(other))
         first.edge(3)
+        other.edge(3)
         at_once(first.session.exchange.finish, other.session.exchange.finish)
         step(first)
         assert eventually(lambda: [server.store.clocks()[0] for server in shards.servers] == [4, 4])
         first.die()
-        again = counting(shards, 0, start=2)
-        again.attach()
-        assert again.session.clock == 3 and numbers(again.model) == {2.0}
-        other.edge(3)
-        step(other)
-        assert eventually(lambda: all(server.store.span() == (4, 4) for server in shards.servers))
+
+        def move_on() -> None:
+            step(other)
+            assert eventually(lambda: all(server.store.span() == (4, 4) for server in shards.servers))
+
+        again, handed = counting(shards, 0, start=2), []
+        hand = Delayed._hand
+
+        def hands(exchange: Delayed, turn: Turn) -> None:
+            if handed and moved:
+                move_on()
+            handed.append(turn)
+            hand(exchange, turn)
+
+        with mock.patch.object(
+            Delayed, "_hand", lambda exchange, turn: (hands if exchange is again.session.exchange else hand)(exchange, turn)
+        ):
+            again.attach()
+        assert again.session.clock == 3 and numbers(again.model) == {2.0} and len(handed) == 2
+        again.session.exchange.finish()
+        again.edge(3)
+        if moved:
+            with pytest.raises(Rewound):
+                step(again)
+            return
+        move_on()
         for turn in range(3, 6):
             again.edge(turn)
             step(again)
