@@ -58,6 +58,7 @@ def job(job_api: Api, namespace: str) -> str:
     ("path", "value"),
     [
         ("spec.training.seed", 7),
+        ("spec.training.delay", 1),
         ("spec.training.updateAt", "worker"),
         ("spec.training.transport", "tcp"),
         ("spec.training.updateAt", None),

@@ -71,6 +71,7 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
         **GOOD["spec"],
         "training": {
             "mode": "sync",
+            "delay": 0,
             "seed": 0,
             "lrScaling": "none",
             "warmupSteps": 0,

@@ -120,6 +120,7 @@ def _edges(path: str, low: int, high: int) -> list[Case]:
 _RANGES = [
     ("spec.training.seed", 0, 2**31 - 1),
     ("spec.training.streams", 1, 8),
+    ("spec.training.delay", 0, 8),
     ("spec.shards.replicas", 1, 256),
     ("spec.shards.progressDeadlineSeconds", 2, 3600),
     ("spec.workers.replicas", 1, 4000),
@@ -132,6 +133,20 @@ _RANGES = [
     ("spec.runPolicy.activeDeadlineSeconds", 1, 2**31 - 1),
     ("spec.runPolicy.ttlSecondsAfterFinished", 0, 2**31 - 1),
 ]
+_DELAY_MODES = "must be 0 but in spec.training.mode: sync without backupWorkers, bounded and async; take one of these, or leave delay out"
+_DELAY_BOUND = (
+    "must be below spec.training.bounded.staleness (3 where it is left out); it counts toward that; lower delay, or raise staleness"
+)
+_DELAYS: list[tuple[str, dict[str, Any], str]] = [
+    *((mode, {"mode": mode, "delay": 1}, _DELAY_MODES) for mode in ("softsync", "threshold", "local")),
+    ("backups", {"delay": 1, "sync": {"backupWorkers": 1}}, _DELAY_MODES),
+    ("sync", {"delay": 2}, "must be 0 or 1 in spec.training.mode: sync; write 1, or take mode bounded or async"),
+    ("bounded", {"mode": "bounded", "delay": 3}, _DELAY_BOUND),
+    ("bounded-empty", {"mode": "bounded", "delay": 3, "bounded": {}}, _DELAY_BOUND),
+    ("bounded-least", {"mode": "bounded", "delay": 1, "bounded": {"staleness": 1}}, _DELAY_BOUND),
+    ("bounded-none", {"mode": "bounded", "delay": 1, "bounded": {"staleness": 0}}, _DELAY_BOUND),
+]  # fmt: skip
+"""By name: spec.training, and what is said of its delay."""
 _NAME = "must be 1 to 40 lower-case letters, digits and '-'"
 _TYPE = "must be of type "
 _FIXED = "is fixed; make a new job"
@@ -189,6 +204,9 @@ REFUSED: list[Case] = [
     *(Case(f"processes-{reduction}", {"spec.workers.processes": 2, "spec.training": {"sync": {"reduction": reduction}}},
           "spec.training.sync.reduction", "must be mean or sum with spec.workers.processes; ")
         for reduction in ("median", "trimmed_mean", "mine:norm")),
+    *(Case(f"processes-{given}-delay", {"spec.workers.processes": given, "spec.training": {"mode": "bounded", "delay": 1}},
+          "spec.training.delay", "must be 0 with spec.workers.processes; the processes of a worker wait for its push together; leave one")
+        for given in (2, "auto")),
     Case("processes-stages", {"spec.workers.processes": 4, "spec.workers.replicas": 2,
         "spec.stages": [{"name": "a"}, {"name": "b", "cut": "head"}]}, "spec.workers.processes", "must not be given with spec.stages; "),
     *(refused(f"local-{field}-{value}", "spec.training", {"mode": "local", "local": {"quorum": 1, field: value}}, f"must be {limits}; ",
@@ -215,6 +233,7 @@ REFUSED: list[Case] = [
             ("sync", "local", {}),
             ("async", "sync", {"maxGradNorm": 1.0}),
         )),
+    *(refused(f"delay-{name}", "spec.training", training, sentence, below=".delay") for name, training, sentence in _DELAYS),
     refused("options-without-rule", "spec.training.ruleOptions", {"lam": 2.0}, "must not be given without spec.training.updateRule; "),
     *(refused(f"options-of-{rule}-{name}", "spec.training", {"mode": "async", "updateRule": rule, "ruleOptions": {name: 1.0}},
           "must name hyperparameters of its rule: lam, decay, adaptive of dana-dc and dc-asgd; ", below=".ruleOptions")
@@ -242,7 +261,10 @@ REFUSED: list[Case] = [
     refused("local-shard-update", "spec.training", {"mode": "local", "updateAt": "shard"},
         "must not be shard in spec.training.mode: local; the optimizer steps on the workers", below=".updateAt"),
     refused("async-worker-update", "spec.training", {"mode": "async", "updateAt": "worker"},
-        "may be worker only in spec.training.mode: sync without backupWorkers; ", below=".updateAt"),
+        "may be worker only in spec.training.mode: sync without backupWorkers and delay; ", below=".updateAt"),
+    refused("late-worker-update", "spec.training", {"delay": 1, "updateAt": "worker"},
+        "may be worker only in spec.training.mode: sync without backupWorkers and delay; other updates run on the shards",
+        below=".updateAt"),
     *(refused(f"update-rule-{name}", "spec.training", {"updateRule": "dana-slim", **given},
           "is allowed only in spec.training.mode: async, and delayed-nesterov in local; ", below=".updateRule")
         for name, given in {"sync": {"mode": "sync"}, "by-default": {}, "local": {"mode": "local"}}.items()),
@@ -304,7 +326,18 @@ REFUSED: list[Case] = [
 ]  # fmt: skip
 
 PASSED: list[Case] = [
-    *(case for row in _RANGES for case in _edges(*row)),
+    *(case for row in _RANGES if row[0] != "spec.training.delay" for case in _edges(*row)),
+    *(Case(f"delay-of-{name}", {"spec.training": training}) for name, training in (
+        ("none", {"mode": "local", "delay": 0}),
+        ("bounded-none", {"mode": "bounded", "delay": 0, "bounded": {"staleness": 0}}),
+        ("backups-none", {"delay": 0, "sync": {"backupWorkers": 1}}),
+        ("workers-none", {"delay": 0, "updateAt": "worker"}),
+        ("sync", {"delay": 1, "updateAt": "shard", "sync": {"reduction": "median", "maxGradNorm": 1.0}}),
+        ("bounded", {"mode": "bounded", "delay": 2}),
+        ("bounded-most", {"mode": "bounded", "delay": 8, "bounded": {"staleness": 9}}),
+        ("async", {"mode": "async", "delay": 8, "updateRule": "dana-zero"}),
+    )),
+    Case("delay-of-one-process", {"spec.workers.processes": 1, "spec.training.delay": 1}),
     *(Case(f"name-{name}", {"metadata.name": name}) for name in ("a", "a" * 40, "digits-2", "a--b")),
     *(Case(f"staleness-{n}", {"spec.training": {"mode": "bounded", "bounded": {"staleness": n}}}) for n in (0, 100_000)),
     *(Case(f"period-{number}", {"spec.checkpoint.periodSeconds": number}) for number in (1, 90, 86_400)),

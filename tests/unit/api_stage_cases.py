@@ -57,7 +57,12 @@ STAGES_REFUSED: list[Case] = [
           "must be the sum of spec.stages[].replicas; leave it out")
         for count in (3, 5)),
     *(Case(f"stages-{field}", _with(**{f"training_{field}": value}), f"spec.training.{field}", f"must be {wanted} with spec.stages; ")
-        for field, value, wanted in (("mode", "async", "sync"), ("sync.backupWorkers", 1, "0"), ("sync.reduction", "median", "mean"))),
+        for field, value, wanted in (
+            ("mode", "async", "sync"),
+            ("sync.backupWorkers", 1, "0"),
+            ("sync.reduction", "median", "mean"),
+            ("delay", 1, "0"),
+        )),
     Case("stages-first-worker", _with(runPolicy_successPolicy="FirstWorker"), "spec.runPolicy.successPolicy",
         "must be AllWorkers with spec.stages; no worker has all of the model"),
     Case("stages-worker-update", _with(training_updateAt="worker"), "spec.training.updateAt",

@@ -90,8 +90,22 @@ def test_stages_decide_which_updates_are_made() -> None:
     hashes = [objects.spec_hash(job(**laid).spec) for laid in ({}, STAGED, {**STAGED, "stages": other}, {**STAGED, **pipeline})]
     assert len(set(hashes)) == 4
     known = {"training": {**job().spec.training.to_manifest()}, "workers": 3}
-    del known["training"]["encryption"]
+    del known["training"]["encryption"], known["training"]["delay"]
     assert hashes[0] == hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+@pytest.mark.parametrize(("mode", "delay"), [("sync", 0), ("sync", 1), ("async", 8)])
+def test_a_delay_is_in_the_config_where_there_is_one(mode: str, delay: int) -> None:
+    given, plain = job(training={"mode": mode, "delay": delay}), job(training={"mode": mode})
+    made = objects.cluster_config(given)
+    assert made.get("delay") == (delay or None) and ("delay" in made) == (delay > 0)
+    assert reading._config(made).delay == delay
+    assert (objects.spec_hash(given.spec) == objects.spec_hash(plain.spec)) == (delay == 0)
+
+
+def test_the_hash_of_a_spec_that_says_nothing_is_what_it_always_was() -> None:
+    """A field that is new would change the config of every run that an upgrade meets."""
+    assert objects.spec_hash(job().spec) == "2639beb57a68202cdf0f8fef48eb0f988d76b60d0f8419360dd6b854c2bac68c"
 
 
 def test_a_process_reads_its_stages() -> None:

@@ -54,8 +54,8 @@ class JobSpec(Model):
     workers: Workers
     """The processes that run the training script."""
     stages: list[Stage] | None = None
-    """The parts of a model that is cut in stages, in the order in which they run; 2..64, at most 256 workers together. Ranks are counted
-    through them: with 2, 1 and 1 replicas, ranks 0 and 1 have the first stage."""
+    """The parts of a model that is cut in stages, in the order in which they run; 2..64, at most 256 workers. Ranks are counted through
+    them: with 2, 1 and 1 replicas, ranks 0 and 1 have the first stage."""
     checkpoint: Checkpoint = Field(default_factory=lambda: Checkpoint())
     """What is kept on disk, how often, and where."""
     run_policy: RunPolicy = Field(default_factory=lambda: RunPolicy())
@@ -63,8 +63,8 @@ class JobSpec(Model):
     suspend: bool | None = None
     """true: take a last checkpoint and end all pods. false or absent: run. May change at any time; a queue may own it."""
     managed_by: str | None = None
-    """Name of the controller that runs this job, such as example.com/scheduler. Absent or psjob.dev/operator: this operator.
-    Another value: this operator leaves the job alone."""
+    """The controller that runs this job, such as example.com/scheduler. Absent or psjob.dev/operator: this operator. Another value: this
+    operator leaves the job alone."""
     injection: Literal["Auto", "None"] = "Auto"
     """Auto: put the psjob library into the worker's image when the pod starts. None: the image has it installed."""
 
@@ -113,45 +113,48 @@ class Training(Model):
     """How pushes become updates."""
 
     mode: Mode = "sync"
-    """sync: each step sums one push of every worker. bounded: no worker runs more than `staleness` steps ahead. softsync: each update takes
-    replicas / `splits` pushes. async: each push counts when it comes. threshold: as async, but a push older than `staleness` updates is
-    dropped. local: each worker steps by itself, and all exchange after `local.innerSteps` steps."""
+    """sync: each step sums one push of every worker. bounded: no worker is more than `staleness` steps ahead. softsync: each update takes
+    replicas / `splits` pushes. async: each push counts when it comes. threshold: as async, but pushes older than `staleness` updates are
+    dropped. local: workers step by themselves, and exchange after `local.innerSteps` steps."""
     sync: SyncMode | None = None
     bounded: BoundedMode | None = None
     softsync: SoftsyncMode | None = None
     threshold: ThresholdMode | None = None
     local: LocalMode | None = None
+    delay: int = 0
+    """Pushes of a worker that may be under way while it computes on the weights that it has; 0..8, in sync 0 or 1. They count toward
+    `bounded.staleness`. 0: it waits for each."""
     seed: int = 0
-    """Seed of the order of the data and of the workers' random numbers; 0..2147483647."""
+    """Seed of the data's order and the workers' random numbers; 0..2147483647."""
     update_at: Literal["shard", "worker"] | None = None
     """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
     update_rule: UpdateRule | None = None
-    """The optimizer rule by which a push changes the parameters in mode async. Absent: that of the script's optimizer. dana-slim is for
-    many workers. delayed-nesterov in mode local: a round counts when it comes, without waiting for other workers."""
+    """Optimizer rule by which a push changes the parameters in mode async. Absent: that of the script's optimizer. dana-slim is for many
+    workers. delayed-nesterov in mode local: a round counts when it comes, without waiting."""
     rule_options: dict[str, float] | None = None
     """Hyperparameters of `updateRule` that the script's optimizer does not have, by name."""
     lr_scaling: Literal["none", "linear"] = "none"
     """linear: the script's learning rate is multiplied by replicas - sync.backupWorkers, and by the processes of a worker."""
     warmup_steps: int = 0
-    """Steps of a worker in which the learning rate rises from that of one process of one worker to the full one; 0..1000000000."""
+    """Steps of a worker in which the learning rate rises from that of one process to the full one; 0..1000000000."""
     max_push_norm: float | None = None
-    """The largest 2-norm that one worker's push may have, in each block of at most 4 MiB and each table. The shards scale down what is
-    larger before they reduce it. They take zeros for NaN and inf, and the job's status says so. This bounds what one step of a compromised
-    worker, or of one whose loss has exploded, can do. 0.000001..1000000000000. Absent: any."""
+    """Largest 2-norm of one worker's push, in each block of at most 4 MiB and each table. Shards scale down what is larger before they
+    reduce it. They take zeros for NaN and inf, and status says so. This bounds what one step of a worker can do that is compromised, or
+    whose loss has exploded. 0.000001..1000000000000. Absent: any."""
     non_finite: Literal["pass", "skip", "refuse"] = "pass"
-    """What becomes of a step with NaN or inf in a gradient. pass: it is applied, as in torch, and counted. skip: it is not made, in
-    sync on all workers. refuse: the job fails and names the worker, the step and the tensor. skip and refuse look before each push."""
+    """A step with NaN or inf in a gradient. pass: is applied, as in torch, and counted. skip: is not made, in sync on all workers.
+    refuse: fails the job, which names worker, step and tensor. skip and refuse look before each push."""
     encryption: Literal["auto", "tls", "none"] = "auto"
-    """Which streams are encrypted with TLS 1.3, by certificates of a CA of the run. auto: those between two hosts, or none where the
-    chart's value mesh.encrypts is true. tls: all. none: all are in clear text, and authenticated."""
+    """Streams encrypted with TLS 1.3, by certificates of a CA of the run. auto: those between two hosts, or none where the chart's
+    value mesh.encrypts is true. tls: all. none: all are in clear text, and authenticated."""
     transport: Literal["auto", "tcp"] = "auto"
-    """auto: a worker and a shard in one pod or on one laptop exchange gradients and weights in shared memory. All others use TCP.
-    tcp: all use TCP."""
+    """auto: a worker and a shard in one pod or on one laptop exchange gradients and weights in shared memory, others by TCP. tcp: all
+    by TCP."""
     streams: int = 1
-    """TCP streams between each worker and each shard. Each goes both ways at once. More of them use more cores on both sides. 1..8."""
+    """TCP streams between each worker and each shard, both ways at once. More of them use more cores on both sides. 1..8."""
     gradient_mebibytes: int | None = None
-    """MiB of gradients that a shard may hold of all workers together, including those that overlap sends before the step. Each worker
-    has an equal share, at least the 4 MiB of one block. Absent: 4096, or 4 for each worker where that is more. 4..65536."""
+    """MiB of gradients that a shard may hold of all workers together, also those that overlap sends before the step. Each worker has
+    an equal share, at least the 4 MiB of a block. Absent: 4096, or 4 for each worker if that is more. 4..65536."""
     compression: Compression = Field(default_factory=lambda: Compression())
     """In how many bits numbers travel between workers and shards."""
     pipeline: PipelineSpec | None = None
@@ -164,27 +167,27 @@ class PipelineSpec(Model):
     microbatches: int
     """Parts into which each batch is cut; 1..1024. One batch is one update."""
     schedule: Literal["flush", "2bw", "pipedream"] = "flush"
-    """When stages make their updates. flush: all at the end of a batch; the gradient is that of one process. 2bw: without waiting for
-    each other, on weights of one update ago at every stage. pipedream: without waiting for each other, on each stage's newest weights.
-    With one micro-batch a batch these are of K-1-k updates ago at stage k of K."""
+    """When stages update. flush: all at the end of a batch; the gradient is that of one process. 2bw, pipedream: without waiting for each
+    other. 2bw: on weights of one update ago at every stage. pipedream: on each stage's newest weights. With one micro-batch a batch these
+    are of K-1-k updates ago at stage k of K."""
     weights: Literal["stash", "vertical", "recompute", "latest"] = "stash"
-    """The weights of a backward. stash: those of its forward, kept until then. vertical: as stash, and each stage takes the version that
-    the first stage took for the batch; only with pipedream. recompute: inputs are kept, and the forward runs again on the newest weights;
-    not with 2bw. latest: a stage has one copy of its weights, and the backward takes it as it is; only with pipedream."""
+    """The weights of a backward. stash: those of its forward, kept until then. vertical: as stash, of the version that the first stage
+    took for the batch; only with pipedream. recompute: inputs are kept, and the forward runs again on the newest weights; not with 2bw.
+    latest: a stage has one copy, and the backward takes it as it is; only with pipedream."""
     predict: Literal["none", "nesterov"] = "none"
-    """nesterov: a forward takes predicted weights, to which the optimizer's momentum leads until its gradient counts. Only with pipedream,
-    and with weights: stash or recompute."""
+    """nesterov: a forward takes the weights to which the optimizer's momentum leads until its gradient counts. Only with pipedream, and
+    weights: stash or recompute."""
     anneal_steps: int | None = None
     """Updates in which the learning rate of a stage with a delay rises from lr / delay to lr; 1..1000000000, only with pipedream.
     Absent: lr from the first update on."""
     correct: Literal["none", "dc-asgd", "gap-aware"] | None = None
     """What a stage makes of gradients of old weights, by how far its weights have moved since. dc-asgd: adds lam g² times that way.
-    gap-aware: divides them by it. With 2bw and pipedream, and weights: stash or vertical. Absent or none: they are pushed as they are."""
+    gap-aware: divides by it. With 2bw and pipedream, and weights: stash or vertical. Absent or none: pushes them as they are."""
     correct_options: dict[str, float] | None = None
     """Hyperparameters of `correct` by name: lam, decay and adaptive of dc-asgd; average and max_lr of gap-aware."""
     highest_momentum: float | None = None
-    """What beta1 of torch.optim.NAdam comes near to at stages with a delay; 0..0.9999, only with pipedream. Stage k of K, late by d
-    updates, has beta1 + d (highestMomentum - beta1) / K. Absent: beta1 of the script at all stages."""
+    """What beta1 of torch.optim.NAdam comes near to at late stages; 0..0.9999, only with pipedream. Stage k of K, d updates late, has
+    beta1 + d (highestMomentum - beta1) / K. Absent: beta1 of the script at all stages."""
 
 
 class SyncMode(Model):
@@ -195,8 +198,8 @@ class SyncMode(Model):
     reduction: str = "mean"
     """How a step's gradients become one: mean, sum, median, trimmed_mean, or module:function of the worker's image."""
     max_grad_norm: float | None = None
-    """The largest 2-norm of the mean gradient of all workers, as DDP with `clip_grad_norm_` clips it.
-    0.000001..1000000. Absent: any, or what the script's `clip_grad_norm_` asks for."""
+    """Largest 2-norm of the mean gradient of all workers, as DDP with `clip_grad_norm_` clips it. 0.000001..1000000. Absent: any, or what
+    the script's `clip_grad_norm_` asks for."""
 
 
 class BoundedMode(Model):
@@ -242,8 +245,8 @@ class Compression(Model):
     """In how many bits numbers travel. Weights and optimizer state on the shards keep their own."""
 
     push: Wire = "none"
-    """Codec of gradients. bf16, fp16: half of the bytes of float32. int8: a quarter of them. topk, randomk: `ratio` of the elements. int8,
-    topk and randomk have error feedback. auto: by the measured speed of each link, none between processes of one address."""
+    """Codec of gradients. bf16, fp16: half the bytes of float32. int8: a quarter. topk, randomk: `ratio` of the elements. int8, topk and
+    randomk have error feedback. auto: by the measured speed of each link, none between processes of one address."""
     pull: Wire = "none"
     """Codec of weights: none, bf16, fp16, or auto (bf16 where the link is slow enough)."""
     ratio: float = 0.01
@@ -256,13 +259,13 @@ class ShardSet(Model):
     replicas: int
     """Number of shards; 1..256."""
     placement: Literal["Spread", "Packed", "Colocated"] | None = None
-    """Machines of the shards. Spread: different ones, where there are enough. Packed: few, where they have room. Colocated: shard i runs
-    on the machine of worker i, and workers.replicas must be at least shards.replicas. Absent: the scheduler chooses. Shards that share a
-    volume that only one node at a time can mount then run on one node."""
+    """Machines of the shards. Spread: different ones, if there are enough. Packed: few, if they have room. Colocated: shard i on that of
+    worker i; workers.replicas must be at least shards.replicas. Absent: the scheduler chooses. Shards whose volume only one node at a
+    time can mount are then on one node."""
     template: dict[str, Any] | None = None
-    """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of
-    the container `shard`. Image, command, security context, priorityClassName, preemptionPolicy and schedulerName come from the workers
-    where it says nothing. So does runtimeClassName, unless a worker asks for a device."""
+    """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of the container
+    `shard`. If it says nothing, image, command, security context, priorityClassName, preemptionPolicy and schedulerName are those of
+    the workers. So is runtimeClassName, unless a worker asks for a device."""
     progress_deadline_seconds: int = 10
     """Seconds without progress after which a shard counts as lost and is started again from its checkpoint; 2..3600."""
 
@@ -273,17 +276,17 @@ class Workers(Model):
     replicas: int
     """Number of workers; 1..4000. Required without `spec.stages`. With stages it is the sum of their replicas, and may be left out."""
     processes: Annotated[int | str, NumberOrWord()] | None = None
-    """Processes of each worker: a number, 1..64, or auto, the GPU limit of the worker's container. They sum their gradients, and the
-    worker pushes once. Each has torchrun's names in its environment, such as LOCAL_RANK. Absent: 1."""
+    """Processes of each worker: 1..64, or auto, the GPU limit of its container. They sum their gradients, and the worker pushes once.
+    Each has torchrun's names in its environment, such as LOCAL_RANK. Absent: 1."""
     local_sum: Literal["auto", "shared", "gloo", "nccl"] = "auto"
-    """Where those processes sum. shared: in shared memory. gloo, nccl: each on its device, after an exchange of blocks by that backend.
-    auto: nccl where each has a GPU of its own and that is expected to be faster, else shared. The sums are the same."""
+    """Where those processes sum. shared: in shared memory. gloo, nccl: each on its device, after that backend has exchanged blocks.
+    auto: nccl where each has a GPU of its own and that should be faster, else shared. The sums are the same."""
     template: dict[str, Any]
-    """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`.
-    Everything in it is passed on as it is. A stage may have one of its own; the shards take their image from this one."""
+    """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`. All in it is passed on
+    as it is. A stage may have one of its own; the shards take their image from this one."""
     progress_deadline_seconds: int | None = None
     """Seconds without a step, while others wait for it, after which a worker is started again. This counts as a failure. 5..86400. Make it
-    longer than the longest step, including the first one and evaluations. Absent: never."""
+    longer than the longest step, also the first one and evaluations. Absent: never."""
 
 
 class Stage(Model):
@@ -292,8 +295,8 @@ class Stage(Model):
     name: str
     """Name of the stage: a DNS label, no other stage's. The pods of its workers have it as label psjob.dev/stage."""
     cut: str | None = None
-    """Name of the module with which the stage begins, such as layers.6; 1..256 characters. The first stage has none. All others have one,
-    or none has: then the script names the cuts, or leaves them to psjob."""
+    """The module with which the stage begins, such as layers.6; 1..256 characters. The first stage has none. All others have one, or none
+    has: then the script names the cuts, or leaves them to psjob."""
     replicas: int = 1
     """Number of workers that have this stage; 1..256."""
     template: dict[str, Any] | None = None
@@ -318,8 +321,8 @@ class Checkpoint(Model):
     resume_from: ResumeFrom | None = None
     """Start from the last checkpoint of a run on the same volume: `{job: NAME}` or `{run: UID}`. Absent: start anew."""
     request: int | None = None
-    """Another number here asks a running job for a checkpoint; `psjob checkpoint` writes the time. Once it is committed,
-    status.checkpoint.observedRequest is this number."""
+    """Another number asks a running job for a checkpoint; `psjob checkpoint` writes the time. Once it is committed, it is
+    status.checkpoint.observedRequest."""
     disabled: bool | None = None
     """true: keep nothing; a lost shard then fails the job."""
 
@@ -328,7 +331,7 @@ class ResumeFrom(Model):
     """The run to continue from, in one of two ways."""
 
     job: str | None = None
-    """Name of another PSTrainingJob of the namespace. Its run is looked up when this job begins, and kept in status.internal.pinned."""
+    """Another PSTrainingJob of the namespace. Its run is looked up when this job begins, and kept in status.internal.pinned."""
     run: str | None = None
     """A run: `status.run` of a job."""
 
@@ -395,19 +398,19 @@ class PodFailurePolicy(Model):
     """Rules for lost processes."""
 
     rules: list[FailureRule]
-    """The first rule that matches decides; 20 at most. If none matches, failures of the process itself count and others do not. Exit
-    codes 77 and 78 of the runtime fail the job, whatever the rules say."""
+    """The first that matches decides; 20 at most. If none does, failures of the process itself count and others do not. Exit codes 77
+    and 78 of the runtime fail the job, whatever the rules say."""
 
 
 class FailureRule(Model):
     """One rule. A lost process that meets all that the rule names gets `action`."""
 
     action: Literal["FailJob", "Count", "Ignore"]
-    """FailJob: the job ends as Failed, reason PodFailurePolicy. Count: the process is started again, and that counts against the limits.
-    Ignore: it is started again ten seconds to two minutes after its last start, and does not count."""
+    """FailJob: the job ends as Failed, reason PodFailurePolicy. Count: the process is started again, which counts against the limits.
+    Ignore: it is started again ten seconds to two minutes after its last start, and nothing counts."""
     per: Literal["Incident", "Process"] = "Incident"
-    """What Count counts as one. Incident: all processes that were lost together, on one node or in the same way within ten seconds.
-    Process: each of them."""
+    """What Count counts as one. Incident: all processes lost together, on one node or in the same way within ten seconds. Process: each
+    of them."""
     role: Literal["shard", "worker", "any"] = "any"
     """Processes that the rule is for."""
     on_exit_codes: ExitCodes | None = None

@@ -285,8 +285,7 @@ class CheckpointStatus(StatusModel):
     path: str | None = None
     """Its folder, relative to the volume."""
     observed_request: Amount | None = None
-    """The newest spec.checkpoint.request that the job had read when this checkpoint was begun. If it equals the
-    spec's, the request is answered."""
+    """The newest spec.checkpoint.request that was read when this checkpoint began. If it equals the spec's, that one is answered."""
 
 
 class ProgressStatus(StatusModel):

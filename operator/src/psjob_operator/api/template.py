@@ -197,16 +197,16 @@ def _with(key: str, properties: Schema) -> Schema:
 
 
 _METADATA = _open(
-    "Labels, annotations and finalizers of the pods.",
+    "Labels, annotations and finalizers.",
     {
         "labels": {
-            "description": "Labels of the pods; psjob.dev/ is reserved.",
+            "description": "Labels; psjob.dev/ is reserved.",
             "type": "object",
             "maxProperties": 64,
             "additionalProperties": {"type": "string"},
         },
         "annotations": {
-            "description": "Annotations of the pods; psjob.dev/ is reserved.",
+            "description": "Annotations; psjob.dev/ is reserved.",
             "type": "object",
             "maxProperties": 256,
             "additionalProperties": {"type": "string"},
@@ -221,13 +221,13 @@ _LIMITS = _open(
 )
 
 _VARIABLE: Schema = {
-    "name": _text("Name of the variable.", 1024),
-    "value": {"description": "Its value: text, so numbers stand in quotes.", "type": "string"},
+    "name": _text("Its name.", 1024),
+    "value": {"description": "Its value: text, so numbers in quotes.", "type": "string"},
 }
 
 _ENV = _list("Environment; PSJOB_ is reserved.", 1000, _named(_VARIABLE), "name")
 _MOUNTS = _list(
-    "Where volumes are seen; /psjob is reserved.",
+    "Mounted volumes; /psjob is reserved.",
     100,
     _with("mountPath", {"mountPath": _text("Path in the container.", 4096)}),
     "mountPath",
@@ -235,7 +235,7 @@ _MOUNTS = _list(
 
 _CONTAINER = _named(
     {
-        "name": _text("Name of the container; psjob- is reserved.", 63),
+        "name": _text("Its name; psjob- is reserved.", 63),
         "command": _list("Program and its first arguments.", 1000, {"type": "string"}),
         "args": _list("Further arguments.", 10_000, {"type": "string"}),
         "env": _ENV,
@@ -253,15 +253,15 @@ _POD: Schema = {
         16,
         _named(
             {
-                "name": _text("Name of the container; psjob- is reserved.", 63),
+                "name": _text("Its name; psjob- is reserved.", 63),
                 "env": _ENV,
                 "volumeMounts": _MOUNTS,
             }
         ),
         "name",
     ),
-    "volumes": _list("Volumes; psjob- is reserved.", 200, _named({"name": _text("Name of the volume; psjob- is reserved.", 63)}), "name"),
-    "imagePullSecrets": _list("Secrets by which images are pulled.", 32, _named({"name": _text("Name of the Secret.", 253)}), "name"),
+    "volumes": _list("Volumes; psjob- is reserved.", 200, _named({"name": _text("Its name; psjob- is reserved.", 63)}), "name"),
+    "imagePullSecrets": _list("Secrets by which images are pulled.", 32, _named({"name": _text("Its name.", 253)}), "name"),
     "topologySpreadConstraints": _list(
         "How the pods are spread.",
         32,
@@ -315,7 +315,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             f"{pod}.restartPolicy",
             lambda policy: policy == "Never",
             "must be Never, or left out",
-            "psjob starts what failed again itself; spec.runPolicy.backoffLimit says how often",
+            "psjob restarts what failed; spec.runPolicy.backoffLimit says how often",
             cel="self == 'Never'",
         ),
         _reserved(f"{pod}.hostname"),
@@ -324,7 +324,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             pod,
             lambda spec: not spec.get("hostNetwork") or spec.get("dnsPolicy") == "ClusterFirstWithHostNet",
             "must be ClusterFirstWithHostNet with hostNetwork: true",
-            "without it the pod cannot look up the names of the others",
+            "without it the pod cannot look up the others",
             cel="!has(self.hostNetwork) || !self.hostNetwork || (has(self.dnsPolicy) && self.dnsPolicy == 'ClusterFirstWithHostNet')",
             about="dnsPolicy",
         ),
@@ -332,7 +332,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
             pod,
             lambda spec: spec.get("dnsPolicy") != "Default",
             "must not be Default",
-            "the node's resolver does not know the names of the other pods; leave it out",
+            "the node's resolver does not know the other pods; leave it out",
             cel="!has(self.dnsPolicy) || self.dnsPolicy != 'Default'",
             about="dnsPolicy",
         ),
@@ -362,7 +362,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
                 f"{pod}.{containers}[].env[].name",
                 lambda name: not name.startswith(ENV_PREFIX),
                 f"must not begin with {ENV_PREFIX}",
-                "psjob sets those itself; take another name",
+                "psjob sets those; take another name",
                 cel=f"!self.startsWith('{ENV_PREFIX}')",
             )
             for containers in ("containers", "initContainers")
@@ -396,7 +396,7 @@ def _shared(template: str) -> tuple[FieldRule, ...]:
                 f"{pod}.{containers}[].volumeMounts[].mountPath",
                 lambda path: not any(f"{path}/".startswith(f"{folder}/") for folder in FOLDERS),
                 f"must not be in {', '.join(FOLDERS)}",
-                "psjob's library and keys lie there; mount it elsewhere",
+                "those are psjob's own; mount it elsewhere",
                 cel=" && ".join(f"self != '{folder}' && !self.startsWith('{folder}/')" for folder in FOLDERS),
             )
             for containers in ("containers", "initContainers")
@@ -451,7 +451,7 @@ def _worker(template: str) -> tuple[FieldRule, ...]:
             pod,
             lambda spec: (chosen(spec["containers"], TRAINED) or {}).get("restartPolicy") in (None, "Never"),
             f"the container {TRAINED}, or the only one, must not have a restartPolicy other than Never",
-            "psjob starts what failed again itself; leave it out",
+            "psjob restarts what failed; leave it out",
             cel=f"self.containers.all(c, !{trained} || !has(c.restartPolicy) || c.restartPolicy == 'Never')",
             about="containers",
         ),
@@ -566,7 +566,7 @@ def _is_restricted(context: Json) -> bool:
 
 
 def _reserved(at: str) -> FieldRule:
-    return FieldRule(at, lambda name: name == "", "must be left out", "psjob names its pods so that they find each other", cel="self == ''")
+    return FieldRule(at, lambda name: name == "", "must be left out", "psjob names its pods itself", cel="self == ''")
 
 
 def _not_ours(at: str) -> FieldRule:
@@ -574,7 +574,7 @@ def _not_ours(at: str) -> FieldRule:
         at,
         lambda name: not name.startswith(RESERVED),
         f"must not begin with {RESERVED}",
-        "those names are psjob's own; take another",
+        "those are psjob's own; take another",
         cel=f"!self.startsWith('{RESERVED}')",
     )
 

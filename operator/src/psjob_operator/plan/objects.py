@@ -244,10 +244,16 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "shardTimeoutSeconds": float(spec.shards.progress_deadline_seconds),
         "stepTimeoutSeconds": None if spec.workers.progress_deadline_seconds is None else float(spec.workers.progress_deadline_seconds),
         "connectSeconds": CONNECT_SECONDS,
+        **_delayed(spec),
         **_several(spec),
         **_summed(spec),
         **_staged(spec),
     }
+
+
+def _delayed(spec: JobSpec) -> dict[str, Any]:
+    """As `_staged`, of a job without a delay."""
+    return {"delay": spec.training.delay} if spec.training.delay else {}
 
 
 def _several(spec: JobSpec) -> dict[str, Any]:
@@ -307,7 +313,8 @@ def text_digest(text: str) -> str:
 
 def spec_hash(spec: JobSpec) -> str:
     """sha256 of what decides which updates are made: training, the number of workers and the stages. Shards may differ between runs."""
-    training = {name: value for name, value in spec.training.to_manifest().items() if name != "encryption"}
+    training = {name: value for name, value in spec.training.to_manifest().items() if name not in ("encryption", "delay")}
+    training |= _delayed(spec)
     relevant: dict[str, Any] = {"training": training, "workers": spec.workers.replicas}
     relevant |= _several(spec)
     if spec.stages:
