@@ -247,6 +247,11 @@ def test_optimizers_that_need_a_rule(job: Callable[..., str]) -> None:
     assert "RMSprop has no rule on the shards" in sentence and "use SGD, Adam, AdamW, NAdam or Adagrad" in sentence
     assert "training.updateAt is shard, but RMSprop" in job(mine, torch.optim.RMSprop(mine.parameters()), config={"updateAt": "server"})
     assert "training.mode async" in job(mine, sgd(mine), config={"mode": "async", "updateAt": "worker"})
+    sentence = job(mine, torch.optim.RMSprop(mine.parameters()), config={"delay": 1})
+    assert "RMSprop has no rule on the shards, and training.delay 1 needs one; use SGD, Adam," in sentence
+    assert "NAdam or Adagrad, or leave delay out" in sentence
+    sentence = job(mine, torch.optim.RMSprop(mine.parameters()), config={"mode": "async", "delay": 1})
+    assert "training.mode async needs one" in sentence, "without its delay too"
 
 
 @pytest.mark.parametrize(("start", "rewinds", "runs"), [(1, 0, "async"), (2, 0, "sync"), (1, 1, "sync")])

@@ -184,6 +184,7 @@ LOCAL = replace(ONE, mode="local", local=LocalConfig())
 STAGED = replace(ONE, stages=Stages((1, 1)))
 LATE = replace(STAGED, schedule="pipedream")
 SEVERAL = replace(ONE, processes=2)
+DELAYED = replace(ONE, delay=1)
 NOTHING = Features()
 OVERLAP, RULE, ROWS, SUMS = Features(overlap=True), Features(half_rule=True), Features(rows="words"), Features(sums="counts")
 TOP_K = CompressionConfig(push="topk")
@@ -211,6 +212,12 @@ BOTH: list[tuple[str, Features, Config | None]] = [
     ("training.sync.maxGradNorm does not go with rows of words on the shards", ROWS, replace(ONE, max_grad_norm=1.0)),
     ("training.sync.reduction median does not go with training.compression.push topk", NOTHING,
      replace(ONE, reduction="median", compression=TOP_K)),
+    ("attach(…, overlap=True) does not go with training.delay 1: both hide the same time; leave one of the two out", OVERLAP, DELAYED),
+    ("training.delay 1 does not go with 2 attached optimizers; leave it out, or attach one optimizer only", Features(pairs=2), DELAYED),
+    ("training.updateRule dana-slim with its part on the workers does not go with training.delay 1: that part takes weights with", RULE,
+     replace(DELAYED, mode="async", update_rule="dana-slim")),
+    ("a table of rows on the shards (ps.Embedding, ps.Table) does not go with training.delay 2: rows of a step are pushed with it; "
+     "take delay 1 or 0", SUMS, replace(ONE, mode="bounded", delay=2)),
     ("attach(…, name=…) does not go with a job of stages", Features(named=True), STAGED),
     ("attach(…, overlap=True) does not go with a job of stages", OVERLAP, STAGED),
     ("several attached optimizers does not go with a job of stages", Features(pairs=2), STAGED),
@@ -241,6 +248,7 @@ def test_what_goes_together_is_taken() -> None:
         (Features(pairs=2, named=True), ONE),
         (ROWS, ONE),
         (SUMS, replace(ONE, mode="bounded")),
+        (ROWS, DELAYED),
     ):
         refuse_clashes(features, job)
     for job in (
@@ -248,6 +256,8 @@ def test_what_goes_together_is_taken() -> None:
         STAGED,
         LATE,
         SEVERAL,
+        DELAYED,
+        replace(ONE, mode="async", update_rule="dana-dc", delay=8),
         replace(ONE, reduction="median"),
         replace(ONE, mode="async", update_rule="nag"),
     ):

@@ -170,6 +170,23 @@ _MODES: Final = (
     ),
 )  # fmt: skip
 
+_DELAY: Final = "training.delay {job.delay}"
+_DELAYS: Final = (
+    Clash(
+        OVERLAP, _DELAY, "leave one of the two out", "both hide the same time",
+        lambda features: features.overlap, lambda job: job.delay > 0,
+    ),
+    Clash(_DELAY, _PAIRS, _ONE_PAIR, features=lambda features: features.pairs > 1, job=lambda job: job.delay > 0),
+    Clash(
+        HALF_RULE, _DELAY, "leave delay out, or take another rule", "that part takes weights with all earlier pushes of its worker",
+        lambda features: features.half_rule, lambda job: job.delay > 0,
+    ),
+    Clash(
+        ROWS, _DELAY, "take delay 1 or 0", "rows of a step are pushed with it",
+        lambda features: features.tables, lambda job: job.delay > 1,
+    ),
+)  # fmt: skip
+
 STAGES: Final = "a job of stages"
 PIPEDREAM: Final = "training.pipeline.schedule pipedream"
 PIPEDREAM_NORM: Final = "the last stage would wait for the first one's gradient of each step"
@@ -213,5 +230,5 @@ _STAGES: Final = (
     ),
 )  # fmt: skip
 
-CLASHES: Final = (*_OVERLAP, *_PROCESSES, *_SEVERAL_PAIRS, *_TABLES, *_MODES, *_STAGES)
+CLASHES: Final = (*_OVERLAP, *_PROCESSES, *_SEVERAL_PAIRS, *_TABLES, *_MODES, *_DELAYS, *_STAGES)
 """Every row, in the order in which they are looked at."""
