@@ -106,6 +106,9 @@ def test_a_word_that_is_no_mode_is_refused(text: str) -> None:
             {"mode": "local", "updateRule": "delayed-nesterov", "ruleOptions": {"every": 2}},
             ["mode=local", "updateRule=null", "ruleOptions=null"],
         ),
+        ("async", {"delay": 1}, ["mode=async"]),
+        ("backup:2", {"delay": 1}, ["mode=sync", "sync.backupWorkers=2", "delay=0"]),
+        ("local", {"mode": "async", "delay": 4}, ["mode=local", "delay=0"]),
     ],
 )
 def test_a_side_is_the_manifest_with_its_mode(word: str, training: Mapping[str, Any], settings: list[str]) -> None:
@@ -322,6 +325,7 @@ def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path, request: py
         (["--modes", "sync,async", "--set", "spec.training.updateAt=worker"], "async: "),
         (["--modes", "sync,async", "--simulate", "--slow", "9=4"], "worker 9 is not one of the 4 workers"),
         (["--simulate"], "--simulate: give two modes or more"),
+        (["--modes", "sync,async", "--simulate", "--set", "spec.training.delay=1"], "does not know spec.training.delay, which is 1; "),
         ([str(DIGITS)], "the same manifest is given twice"),
     ],
 )

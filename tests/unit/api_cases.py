@@ -145,8 +145,6 @@ _DELAYS: list[tuple[str, dict[str, Any], str]] = [
     ("bounded-empty", {"mode": "bounded", "delay": 3, "bounded": {}}, _DELAY_BOUND),
     ("bounded-least", {"mode": "bounded", "delay": 1, "bounded": {"staleness": 1}}, _DELAY_BOUND),
     ("bounded-none", {"mode": "bounded", "delay": 1, "bounded": {"staleness": 0}}, _DELAY_BOUND),
-    ("on-workers", {"delay": 1, "updateAt": "worker"},
-        "must be 0 with spec.training.updateAt: worker; the shards update while workers compute; leave one of the two out"),
 ]  # fmt: skip
 """By name: spec.training, and what is said of its delay."""
 _NAME = "must be 1 to 40 lower-case letters, digits and '-'"
@@ -263,7 +261,10 @@ REFUSED: list[Case] = [
     refused("local-shard-update", "spec.training", {"mode": "local", "updateAt": "shard"},
         "must not be shard in spec.training.mode: local; the optimizer steps on the workers", below=".updateAt"),
     refused("async-worker-update", "spec.training", {"mode": "async", "updateAt": "worker"},
-        "may be worker only in spec.training.mode: sync without backupWorkers; ", below=".updateAt"),
+        "may be worker only in spec.training.mode: sync without backupWorkers and delay; ", below=".updateAt"),
+    refused("late-worker-update", "spec.training", {"delay": 1, "updateAt": "worker"},
+        "may be worker only in spec.training.mode: sync without backupWorkers and delay; other updates run on the shards",
+        below=".updateAt"),
     *(refused(f"update-rule-{name}", "spec.training", {"updateRule": "dana-slim", **given},
           "is allowed only in spec.training.mode: async, and delayed-nesterov in local; ", below=".updateRule")
         for name, given in {"sync": {"mode": "sync"}, "by-default": {}, "local": {"mode": "local"}}.items()),

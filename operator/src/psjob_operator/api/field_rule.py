@@ -77,12 +77,21 @@ def _named(value: Json, about: str) -> Json:
 
 def options_of(rule: str, options: str, names: Mapping[str, tuple[str, ...]]) -> str:
     """CEL: each key of the map `options` is one of `names` of the word `rule`; a word without names has none."""
-    by_names: dict[tuple[str, ...], list[str]] = {}
+    known = " || ".join(f"{rule} in {words!r} && name in {list(own)!r}" for own, words in _by_options(names).items())
+    return f"{options}.all(name, {known})"
+
+
+def option_words(names: Mapping[str, tuple[str, ...]]) -> str:
+    """The names that each word has, for people; words with equal ones together."""
+    return "; ".join(f"{', '.join(own)} of {' and '.join(words)}" for own, words in _by_options(names).items())
+
+
+def _by_options(names: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
+    found: dict[tuple[str, ...], list[str]] = {}
     for word, own in names.items():
         if own:
-            by_names.setdefault(tuple(own), []).append(word)
-    known = " || ".join(f"{rule} in {words!r} && name in {list(own)!r}" for own, words in by_names.items())
-    return f"{options}.all(name, {known})"
+            found.setdefault(tuple(own), []).append(word)
+    return found
 
 
 def between(at: str, low: float, high: float, remedy: str) -> FieldRule:

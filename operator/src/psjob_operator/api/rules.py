@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from psjob_operator.api.claim_template import CLAIM_RULES, MANY, ONE_MOUNT, one_mount
-from psjob_operator.api.field_rule import FieldRule, Json, between, found, matching, options_of, sized
+from psjob_operator.api.field_rule import FieldRule, Json, between, found, matching, option_words, options_of, sized
 from psjob_operator.api.template import AUTO, MOST_PROCESSES, processes_of
 from psjob_operator.contract import ASYNC_OUTER_RULE, CORRECTIONS, MODES, UPDATE_RULES
 
@@ -88,15 +88,6 @@ def _needs_checkpoints(field: str, remedy: str) -> FieldRule:
         cel=f"!(has(self.disabled) && self.disabled && has(self.{field}))",
         about=field,
     )
-
-
-def _own_options() -> str:
-    """The hyperparameters that each update rule has of its own; rules with equal ones together."""
-    by_names: dict[tuple[str, ...], list[str]] = {}
-    for rule, names in UPDATE_RULES.items():
-        if names:
-            by_names.setdefault(tuple(names), []).append(rule)
-    return "; ".join(f"{', '.join(names)} of {' and '.join(rules)}" for names, rules in by_names.items())
 
 
 _RANGES = (
@@ -179,6 +170,11 @@ def _sync(training: Json) -> dict[str, Json]:
     return training.get("sync") or {"backupWorkers": 0, "reduction": "mean"}
 
 
+def _each_alike(training: Json) -> bool:
+    """Every worker has the sum of all pushes before its next step."""
+    return training["mode"] == "sync" and not _sync(training)["backupWorkers"] and not training["delay"]
+
+
 _ACROSS = (
     *(_only_in(mode) for mode, fields in MODES.items() if fields),
     FieldRule(
@@ -191,10 +187,11 @@ _ACROSS = (
     ),
     FieldRule(
         "spec.training",
-        lambda training: training.get("updateAt") != "worker" or (training["mode"] == "sync" and not _sync(training)["backupWorkers"]),
-        "may be worker only in spec.training.mode: sync without backupWorkers",
+        lambda training: training.get("updateAt") != "worker" or _each_alike(training),
+        "may be worker only in spec.training.mode: sync without backupWorkers and delay",
         "other updates run on the shards; leave it out",
-        cel="!has(self.updateAt) || self.updateAt != 'worker' || (self.mode == 'sync' && self.?sync.?backupWorkers.orValue(0) == 0)",
+        cel="!has(self.updateAt) || self.updateAt != 'worker' || "
+        "(self.mode == 'sync' && self.?sync.?backupWorkers.orValue(0) + self.?delay.orValue(0) == 0)",
         about="updateAt",
     ),
     FieldRule(
@@ -243,7 +240,7 @@ _ACROSS = (
             training.get("updateRule") is None
             or set(training.get("ruleOptions") or ()) <= set(UPDATE_RULES.get(training["updateRule"], ()))
         ),
-        f"must name hyperparameters of its rule: {_own_options()}",
+        f"must name hyperparameters of its rule: {option_words(UPDATE_RULES)}",
         "all others are the script's optimizer's",
         cel=f"!has(self.updateRule) || !has(self.ruleOptions) || {options_of('self.updateRule', 'self.ruleOptions', UPDATE_RULES)}",
         about="ruleOptions",
@@ -352,43 +349,33 @@ _ACROSS = (
 )
 
 
-def _delayed(about: str, limit: str, remedy: str, check: Callable[[Json], bool], cel: str) -> FieldRule:
-    """A limit of spec.training with a delay; `check` and `cel` are asked only where it has one."""
-    return FieldRule(
-        "spec.training", lambda training: not training["delay"] or check(training), limit, remedy, cel=f"self.delay == 0 || {cel}", about=about
-    )
+def _delayed(limit: str, remedy: str, check: Callable[[Json], bool], cel: str) -> FieldRule:
+    """A limit of the delay, which spec.training without one keeps; else `check` and `cel` are asked."""
+    kept = f"self.?delay.orValue(0) == 0 || {cel}"
+    return FieldRule("spec.training", lambda training: not training["delay"] or check(training), limit, remedy, cel=kept, about="delay")
 
 
 _DELAY = (
     _delayed(
-        "delay",
-        "must be 0 but in spec.training.mode: sync without backupWorkers, bounded and async",
-        "take one of these, or leave delay out",
+        "must be 0 but in spec.training.mode: sync without backupWorkers, bounded and async", "take one of these, or leave delay out",
         lambda training: training["mode"] in ("sync", "bounded", "async") and not _sync(training)["backupWorkers"],
         "(self.mode in ['sync', 'bounded', 'async'] && self.?sync.?backupWorkers.orValue(0) == 0)",
     ),
     _delayed(
-        "delay",
-        "must be 0 or 1 in spec.training.mode: sync",
-        "write 1, or take mode bounded or async",
-        lambda training: training["delay"] == 1 or training["mode"] != "sync",
-        "self.delay == 1 || self.mode != 'sync'",
+        "must be 0 or 1 in spec.training.mode: sync", "write 1, or take mode bounded or async",
+        lambda training: training["delay"] == 1 or training["mode"] != "sync", "self.delay == 1 || self.mode != 'sync'",
     ),
     _delayed(
-        "delay",
-        "must be below spec.training.bounded.staleness (3 where it is left out)",
-        "it counts toward that; lower delay, or raise staleness",
+        "must be below spec.training.bounded.staleness (3 where it is left out)", "it counts toward that; lower delay, or raise staleness",
         lambda training: training["mode"] != "bounded" or training["delay"] < (training.get("bounded") or {"staleness": 3})["staleness"],
         "self.mode != 'bounded' || self.delay < self.?bounded.?staleness.orValue(3)",
     ),
-    _delayed(
-        "delay",
-        "must be 0 with spec.training.updateAt: worker",
-        "the shards update while workers compute; leave one of the two out",
-        lambda training: training.get("updateAt") != "worker",
-        "!has(self.updateAt) || self.updateAt != 'worker'",
+    FieldRule(
+        "spec", lambda spec: not _asked(spec) or not spec["training"]["delay"],
+        "must be 0 with spec.workers.processes", "the processes of a worker wait for its push together; leave one of the two out",
+        cel=f"!({GIVEN}) || self.?training.?delay.orValue(0) == 0", about="training.delay",
     ),
-)
+)  # fmt: skip
 
 
 def _asked(spec: Json) -> bool:
@@ -442,14 +429,6 @@ _PROCESSES = (
         "a worker pushes one gradient for all of its processes; leave it out, or leave processes out",
         cel=f"!({GIVEN}) || self.training.?sync.?reduction.orValue('mean') in ['mean', 'sum']",
         about="training.sync.reduction",
-    ),
-    FieldRule(
-        "spec",
-        lambda spec: not _asked(spec) or not spec["training"]["delay"],
-        "must be 0 with spec.workers.processes",
-        "the processes of a worker wait for its push together; leave one of the two out",
-        cel=f"!({GIVEN}) || self.training.delay == 0",
-        about="training.delay",
     ),
 )
 
@@ -510,10 +489,6 @@ _CORRECTS_NOT = "!has(self.correct) || self.correct == 'none'"
 
 def _corrects(way: dict[str, Json]) -> bool:
     return way.get("correct") in CORRECTIONS[1:]
-
-
-def _correction_options() -> str:
-    return "; ".join(f"{', '.join(UPDATE_RULES[word])} of {word}" for word in CORRECTIONS[1:])
 
 
 def _cuts(stages: list[Json]) -> list[bool]:
@@ -636,7 +611,7 @@ _OF_STAGES = (
     FieldRule(
         "spec.training.pipeline",
         lambda way: not _corrects(way) or set(way.get("correctOptions") or ()) <= set(UPDATE_RULES[way["correct"]]),
-        f"must have correctOptions of its correct: {_correction_options()}",
+        f"must have correctOptions of its correct: {option_words(_OWN_OPTIONS)}",
         "all other numbers are the script's optimizer's",
         cel=f"!has(self.correctOptions) || {_CORRECTS_NOT} || {options_of('self.correct', 'self.correctOptions', _OWN_OPTIONS)}",
     ),

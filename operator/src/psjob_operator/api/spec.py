@@ -63,8 +63,8 @@ class JobSpec(Model):
     suspend: bool | None = None
     """true: take a last checkpoint and end all pods. false or absent: run. May change at any time; a queue may own it."""
     managed_by: str | None = None
-    """The controller that runs this job, such as example.com/scheduler. Absent or psjob.dev/operator: this operator, which leaves jobs
-    with another value alone."""
+    """The controller that runs this job, such as example.com/scheduler. Absent or psjob.dev/operator: this operator. Another value: this
+    operator leaves the job alone."""
     injection: Literal["Auto", "None"] = "Auto"
     """Auto: put the psjob library into the worker's image when the pod starts. None: the image has it installed."""
 
@@ -260,11 +260,11 @@ class ShardSet(Model):
     """Number of shards; 1..256."""
     placement: Literal["Spread", "Packed", "Colocated"] | None = None
     """Machines of the shards. Spread: different ones, if there are enough. Packed: few, if they have room. Colocated: shard i on that of
-    worker i; workers.replicas must be at least shards.replicas. Absent: the scheduler chooses, one node for shards whose volume only one
-    at a time can mount."""
+    worker i; workers.replicas must be at least shards.replicas. Absent: the scheduler chooses. Shards whose volume only one node at a
+    time can mount are then on one node."""
     template: dict[str, Any] | None = None
     """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of the container
-    `shard`. Where it says nothing, image, command, security context, priorityClassName, preemptionPolicy and schedulerName are those of
+    `shard`. If it says nothing, image, command, security context, priorityClassName, preemptionPolicy and schedulerName are those of
     the workers. So is runtimeClassName, unless a worker asks for a device."""
     progress_deadline_seconds: int = 10
     """Seconds without progress after which a shard counts as lost and is started again from its checkpoint; 2..3600."""
@@ -285,7 +285,7 @@ class Workers(Model):
     """Pod template of the workers. The container `worker`, or the only one, is trained in and needs a `command`. All in it is passed on
     as it is. A stage may have one of its own; the shards take their image from this one."""
     progress_deadline_seconds: int | None = None
-    """Seconds without a step, while others wait for it, after which a worker is started again, which counts as a failure; 5..86400. Make it
+    """Seconds without a step, while others wait for it, after which a worker is started again. This counts as a failure. 5..86400. Make it
     longer than the longest step, also the first one and evaluations. Absent: never."""
 
 

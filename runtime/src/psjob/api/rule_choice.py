@@ -138,14 +138,14 @@ def chosen_rule(optimizer: torch.optim.Optimizer, job: Config) -> RuleChoice:
     if _steps_alone(rule, job):
         if job.delay or not modes.of(job).worker_update:
             late = job.mode == "sync" and job.delay > 0
+            needs = f"mode {job.mode}" if job.mode != "sync" else f"sync.backupWorkers {job.backup_workers}"
+            if late:
+                needs = f"delay {job.delay}"
             odd = next((p for group in optimizer.param_groups for p in group["params"] if not optimizers.updatable(p)), None)
             if odd is not None:
-                raise Refused(_whole_numbers(odd, f"rules of training.{'delay' if late else f'mode {job.mode}'}"))
-            wish = (
-                f"delay {job.delay}" if late else f"mode {job.mode}" if job.mode != "sync" else f"sync.backupWorkers {job.backup_workers}"
-            )
+                raise Refused(_whole_numbers(odd, f"rules of training.{needs}"))
             raise Refused(
-                f"{name} has no rule on the shards, and training.{wish} needs one; use SGD, Adam, AdamW, NAdam or Adagrad, "
+                f"{name} has no rule on the shards, and training.{needs} needs one; use SGD, Adam, AdamW, NAdam or Adagrad, "
                 + ("or leave delay out" if late else "or training.mode sync without backupWorkers")
             )
         if job.stages:
