@@ -8,6 +8,7 @@ from pathlib import Path
 PLAN = "operator/src/psjob_operator/plan"
 PSJOB = "runtime/src/psjob"
 LONG_COPIES = "tests/live/test_staging.py::test_a_model_whose_copies_take_long_has_the_same_bits"
+DELAY = "tests/live/test_delay.py"
 SAME_STEPS = "tests/tensors/test_restarted_scripts.py::test_a_restart_makes_the_same_steps"
 
 
@@ -213,5 +214,33 @@ BY_HAND = (
         "        self.staging.keep_back()\n",
         "",
         (f"{LONG_COPIES}[sync-slow overlap]",),
+    ),
+    ByHand(
+        "a step with a delay takes weights before they have come",
+        f"{PSJOB}/worker/delay.py",
+        "self.wait(lambda: self._done > clock - self.delay)",
+        "self.wait(lambda: True)",
+        (f"{DELAY}::test_so_many_steps_are_made_while_no_answer_comes",),
+    ),
+    ByHand(
+        "nobody waits at the end of a pass",
+        f"{PSJOB}/api/data.py",
+        "                        job.catch_up()\n",
+        "                        pass\n",
+        (f"{DELAY}::test_at_the_end_of_a_pass_all_has_landed",),
+    ),
+    ByHand(
+        "a worker that comes back computes on the newest weights",
+        f"{PSJOB}/worker/delay.py",
+        "asked(Flag.BEFORE if behind else Flag.NONE)",
+        "asked(Flag.NONE)",
+        (f"{DELAY}::test_a_job_goes_on_from_a_checkpoint_with_both_versions",),
+    ),
+    ByHand(
+        "an update that changes nothing leaves older weights to who comes back",
+        f"{PSJOB}/shard/block.py",
+        "if self.keeps_before and not self._noted:",
+        "if False:",
+        (f"{DELAY}::test_a_step_that_is_left_out_is_a_version_too",),
     ),
 )

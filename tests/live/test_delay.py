@@ -15,7 +15,11 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from psjob.api import attach as attaching
+from psjob.api.data import ShardedLoader
+from psjob.api.slices import Slices
 from psjob.shard.block import ParameterBlock
 from psjob.shard.checks import check_pull
 from psjob.shard.server import Server
@@ -366,3 +370,41 @@ def test_weights_of_one_update_ago_are_only_for_a_mode_that_keeps_them(tmp_path:
         with pytest.raises(WireError, match=r"asks for block 0 of one update ago, which is kept only in sync with training\.delay"):
             check_pull(shards.servers[0].store, header, cell)
         assert worker.leave() == 0
+
+
+def test_a_step_that_is_left_out_is_a_version_too(tmp_path: Path) -> None:
+    """After it the weights of one update ago are those of now, also for a worker that comes back."""
+    with serving(tmp_path, workers=1, shards=2, delay=1) as shards:
+        first = counting(shards, 0)
+        first.attach()
+        for turn in range(2):
+            first.edge(turn)
+            step(first)
+        first.edge(2)
+        first.job._exchange(None, True, 1.0, None)
+        first.edge(3)
+        first.session.exchange.finish()
+        first.die()
+        again = counting(shards, 0, start=2)
+        again.attach()
+        assert again.session.clock == 3 and numbers(again.model) == {2.0}
+        again.edge(3)
+        step(again)
+        assert numbers(again.model) == {2.0} and again.leave() == 0 and final(shards) == {3.0}
+
+
+def test_at_the_end_of_a_pass_all_has_landed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[set[float]] = []
+    with serving(tmp_path, workers=1, shards=2, delay=1) as shards:
+        worker = counting(shards, 0)
+        worker.attach()
+        monkeypatch.setattr(attaching, "current", worker.job)
+        loader = DataLoader(TensorDataset(torch.ones(3, 1)), batch_size=1)
+        sharded = ShardedLoader(loader, Slices(loader, 5, 0, 1), 1, None)
+        for _ in range(2):
+            for _batch in sharded:
+                step(worker)
+                seen.append(numbers(worker.model))
+            seen.append(numbers(worker.model))
+        assert worker.leave() == 0
+    assert seen == [{0.0}, {1.0}, {2.0}, {3.0}, {3.0}, {4.0}, {5.0}, {6.0}]

@@ -214,7 +214,7 @@ BOTH: list[tuple[str, Features, Config | None]] = [
      replace(ONE, reduction="median", compression=TOP_K)),
     ("attach(…, overlap=True) does not go with training.delay 1: both hide the same time; leave one of the two out", OVERLAP, DELAYED),
     ("training.delay 1 does not go with 2 attached optimizers; leave it out, or attach one optimizer only", Features(pairs=2), DELAYED),
-    ("training.updateRule dana-slim with its part on the workers does not go with training.delay 1: that part takes weights with", RULE,
+    ("training.updateRule dana-slim with its part on the workers does not go with training.delay 1: the state of that part is saved", RULE,
      replace(DELAYED, mode="async", update_rule="dana-slim")),
     ("a table of rows on the shards (ps.Embedding, ps.Table) does not go with training.delay 2: rows of a step are pushed with it; "
      "take delay 1 or 0", SUMS, replace(ONE, mode="bounded", delay=2)),

@@ -178,7 +178,8 @@ _DELAYS: Final = (
     ),
     Clash(_DELAY, _PAIRS, _ONE_PAIR, features=lambda features: features.pairs > 1, job=lambda job: job.delay > 0),
     Clash(
-        HALF_RULE, _DELAY, "leave delay out, or take another rule", "the state of that part is saved at checkpoints, and a worker hears of one a step later",
+        HALF_RULE, _DELAY, "leave delay out, or take another rule",
+        "the state of that part is saved at checkpoints, and a worker hears of one a step later",
         lambda features: features.half_rule, lambda job: job.delay > 0,
     ),
     Clash(

@@ -29,7 +29,7 @@ from psjob.worker.rows import Rows
 from psjob.worker.staging import Staging, arena, pieces
 
 TICK_SECONDS: Final = 0.5
-_STAGED: Final = torch.empty(0, device="cpu")
+_STAGED: Final = torch.empty(0, dtype=torch.uint8, device="cpu")
 """In place of a gradient that has been copied: the script may drop its own."""
 
 
