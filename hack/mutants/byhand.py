@@ -223,6 +223,13 @@ BY_HAND = (
         (f"{DELAY}::test_so_many_steps_are_made_while_no_answer_comes",),
     ),
     ByHand(
+        "with a delay a gradient is used again before it is copied",
+        f"{PSJOB}/worker/delay.py",
+        "            self.staging.keep_back()\n",
+        "",
+        (f"{DELAY}::test_copies_that_take_long_change_no_bit",),
+    ),
+    ByHand(
         "nobody waits at the end of a pass",
         f"{PSJOB}/api/data.py",
         "                        job.catch_up()\n",

@@ -6,13 +6,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from psjob.layout.blocks import Layout
 from psjob.layout.packing import Pack
+from psjob.worker.delay import DelayedStaging
 from psjob.worker.overlap import AwaitedStaging
-from psjob.worker.staging import Staging
+from psjob.worker.staging import Pieces, Staging
 
 DEADLINE = 60.0
 LEAVE_SECONDS = 0.002
@@ -78,15 +80,15 @@ class SlowStaging(Staging):
         self._leave, self._come = CopyQueue(LEAVE_SECONDS), CopyQueue(seconds)
         self._settled: list[Done] = []
 
-    def put(self, row: int, gradient: torch.Tensor | None, only: int | None = None) -> None:
+    def put(self, row: int, gradient: torch.Tensor | None, only: int | None = None, into: Pieces | None = None) -> None:
         copy = super().put
-        self._leave.begin(lambda: copy(row, gradient, only))
+        self._leave.begin(lambda: copy(row, gradient, only, into))
 
     def keep_back(self) -> None:
         self._leave.event().synchronize()
 
-    def copied(self, block: int) -> None:
-        self._copied[block] = self._leave.event()  # type: ignore[assignment]
+    def all_put(self) -> Any:
+        return self._leave.event()
 
     def take(self, block: int, targets: Sequence[torch.Tensor | None], source: Pack | None = None) -> None:
         pack = source or self._weights[block]
@@ -110,6 +112,14 @@ class SlowStaging(Staging):
     def end(self) -> None:
         self._leave.end()
         self._come.end()
+
+
+class SlowDelayedStaging(SlowStaging, DelayedStaging):
+    """The same for `Delayed`."""
+
+    def __init__(self, layout: Layout, seconds: float, delay: int) -> None:
+        DelayedStaging.__init__(self, layout, torch.device("cpu"), delay)
+        self._begin_slow(seconds)
 
 
 class SlowAwaitedStaging(SlowStaging, AwaitedStaging):

@@ -39,6 +39,7 @@ from tests.live.live_shards import (
     serving,
     severed,
 )
+from tests.live.slow_device import SlowDelayedStaging
 from tests.live.training import OPTIMIZERS, batch, build, counting, final, loss_of, numbers, one_inf, step, train_step
 from tests.support.soaking import rotating
 
@@ -104,6 +105,47 @@ def test_sync_is_computed_on_the_weights_before_the_newest_update(tmp_path: Path
     wanted, found = delayed(name, 2), train(tmp_path, name, 2, transport=transport)
     check_same(found[0], wanted, 0.0 if name == "sgd" else 1e-6)
     check_same(found[0], found[1])
+
+
+def reusing_step(worker: Worker, clock: int | None) -> None:
+    """A step whose gradients are zeroed in place: on the batch of `clock`, or one that adds 1 to each number."""
+    if clock is None:
+        (0.0 * worker.model(torch.ones(1, 40)).sum() - sum(p.sum() for p in worker.model.parameters())).backward()
+    else:
+        loss_of(worker.model, batch(clock, 0)).backward()
+    worker.optimizer.step()
+    worker.optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize(("mode", "delay"), [("sync", 1), ("async", 1), ("async", 3)])
+def test_copies_that_take_long_change_no_bit(tmp_path: Path, mode: str, delay: int, transport: str) -> None:
+    """No gradient is pushed or changed before it is copied, and no answer is overwritten before it is in the model."""
+
+    def act(worker: Worker) -> None:
+        staging.at_once = False
+        for clock in range(STEPS):
+            reusing_step(worker, clock if mode == "sync" else None)
+        worker.job.wait()
+        staging.compute_waits()
+
+    with serving(tmp_path, workers=1, shards=2, mode=mode, delay=delay, transport=transport) as shards:
+        model = build()
+        worker = Worker(shards, 0, model, OPTIMIZERS["sgd"](model)) if mode == "sync" else counting(shards, 0)
+        worker.job.weight_guard._lands_later = True  # it reads the model, and nothing holds it up here as a GPU's stream does
+        staging = SlowDelayedStaging(worker.session.layout, 0.03, delay)
+        staging.at_once = True
+        worker.session.use(Delayed(worker.session.rows, staging))
+        for module in worker.model.modules():
+            module.register_forward_pre_hook(lambda *_given: staging.compute_waits())
+        try:
+            all_well([worker], act)
+        finally:
+            staging.end()
+        if mode == "sync":
+            check_same(([], list(worker.model.parameters())), ([], delayed("sgd", 1)[1]))
+        else:
+            assert numbers(worker.model) == final(shards) == {float(STEPS)}
 
 
 def test_a_delayed_gradient_is_clipped_by_the_norm_of_its_own_step(tmp_path: Path) -> None:

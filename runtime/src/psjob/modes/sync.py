@@ -1,7 +1,7 @@
 """Sync: an update is the mean over every worker that is there; nobody continues before it (BSP), or before the one before it.
 
-With a delay of 1 the gradient of step c is of the weights after c - 1 updates. Workers compute the next one while it is summed and applied.
-That is the delayed parameter update of ZeRO-Offload (Ren et al. 2021, §4.3). All workers do so alike, so a run has the same result each time.
+With a delay of 1 the gradient of step c is of the weights after c - 1 updates. Workers compute the next while it is summed and applied.
+That is the delayed parameter update of ZeRO-Offload (Ren et al. 2021, §4.3). All workers do so alike, so each run has the same result.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class DelayedStaging(Staging):
         at = clock % self._delay
         for row in dict.fromkeys(piece.tensor for piece in self.layout.blocks[block].pieces):
             self.put(row, gradients[row], block, self._held_pieces[at])
-        self._held_at[at, block] = self._out.event()
+        self._held_at[at, block] = self.all_put()
 
     def bring(self, clock: int, block: int) -> None:
         """Bring the gradients that were held to where they leave."""

@@ -101,7 +101,11 @@ class Staging(ModelMemory):
 
     def copied(self, block: int) -> None:
         """All of the block has been put; what comes after is not waited for."""
-        self._copied[block] = self._out.event()
+        self._copied[block] = self.all_put()
+
+    def all_put(self) -> torch.cuda.Event | None:
+        """Comes to pass when all is copied that was put; None: it is."""
+        return self._out.event()
 
     def gradient(self, block: int) -> torch.Tensor:
         """The block's gradient, 1-D; waits until it is copied."""
