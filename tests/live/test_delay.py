@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -117,17 +118,16 @@ def reusing_step(worker: Worker, clock: int | None) -> None:
     worker.optimizer.zero_grad(set_to_none=False)
 
 
+def reusing_steps(trains: bool, worker: Worker) -> None:
+    for clock in range(STEPS):
+        reusing_step(worker, clock if trains else None)
+    worker.job.wait()
+
+
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 @pytest.mark.parametrize(("mode", "delay"), [("sync", 1), ("async", 1), ("async", 3)])
 def test_copies_that_take_long_change_no_bit(tmp_path: Path, mode: str, delay: int, transport: str) -> None:
     """No gradient is pushed or changed before it is copied, and no answer is overwritten before it is in the model."""
-
-    def act(worker: Worker) -> None:
-        staging.at_once = False
-        for clock in range(STEPS):
-            reusing_step(worker, clock if mode == "sync" else None)
-        worker.job.wait()
-        staging.compute_waits()
 
     with serving(tmp_path, workers=1, shards=2, mode=mode, delay=delay, transport=transport) as shards:
         model = build()
@@ -136,10 +136,16 @@ def test_copies_that_take_long_change_no_bit(tmp_path: Path, mode: str, delay: i
         staging = SlowDelayedStaging(worker.session.layout, 0.03, delay)
         staging.at_once = True
         worker.session.use(Delayed(worker.session.rows, staging))
+
+        def compute(*_given: object) -> None:
+            staging.at_once = False  # as it was until the worker had joined
+            staging.compute_waits()
+
         for module in worker.model.modules():
-            module.register_forward_pre_hook(lambda *_given: staging.compute_waits())
+            module.register_forward_pre_hook(compute)
         try:
-            all_well([worker], act)
+            all_well([worker], partial(reusing_steps, mode == "sync"))
+            staging.compute_waits()
         finally:
             staging.end()
         if mode == "sync":
