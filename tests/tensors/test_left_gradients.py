@@ -256,9 +256,26 @@ def test_a_script_that_has_added_more_is_refused() -> None:
         AddedGroups([ahead]).load_state_dict(AddedGroups([one]).state_dict())
 
 
-def watched(*tensors: torch.Tensor, lent: Callable[[int], bool] = lambda _row: False) -> tuple[Detector, list[torch.nn.Parameter]]:
+class LentMemory:
+    """Of shards that hold `values`, by row; what the process has `written` to is its own."""
+
+    def __init__(self, *values: torch.Tensor, shown: bool = False) -> None:
+        self.values, self.shown = [value.clone() for value in values], shown
+        self.written = not values
+
+    def shows(self, _row: int) -> bool:
+        return self.shown
+
+    def untouched(self) -> bool:
+        return not self.written
+
+    def held(self, row: int) -> torch.Tensor:
+        return self.values[row].reshape(-1).clone()
+
+
+def watched(*tensors: torch.Tensor, lent: LentMemory | None = None) -> tuple[Detector, list[torch.nn.Parameter]]:
     parameters = [torch.nn.Parameter(t, requires_grad=t.is_floating_point() or t.is_complex()) for t in tensors]
-    by_hand = Detector(parameters, lent)
+    by_hand = Detector(parameters, LentMemory() if lent is None else lent)
     by_hand.remember()
     return by_hand, parameters
 
@@ -326,6 +343,29 @@ def test_a_value_that_is_not_looked_at_is_seen_the_second_time() -> None:
     assert found is not None and found.seen == "a value was 5 and is 6"
 
 
+def test_lent_weights_are_compared_with_what_the_shards_hold_once_their_pages_were_written_to() -> None:
+    values = [torch.zeros(8), torch.randn(6, 5)]
+    lent = LentMemory(*values)
+    by_hand, (_, p) = watched(*(value.clone() for value in values), lent=lent)
+    assert by_hand.change() is None
+    own = p.data
+    p.data = p.data.clone()
+    assert by_hand.change() is None, "other memory of the same values"
+    p.data = p.data + 1
+    found = by_hand.change()
+    assert found is not None and found.row == 1, "other memory of other values, and no page was written to"
+    p.data = own
+    p.data.add_(1)
+    lent.written = True
+    found = by_hand.change()
+    assert found is not None and found.row == 1
+    p.data.copy_(values[1])
+    assert by_hand.change() is None, "put back"
+    by_hand.remember()
+    p.data.add_(1)
+    assert by_hand.change() is not None, "pages were its own before, so that values are remembered"
+
+
 def test_of_many_parameters_the_looks_take_turns() -> None:
     by_hand, parameters = watched(*[torch.zeros(3) for _ in range(script_changes.ROWS * 2)])
     parameters[script_changes.ROWS + 5].data.fill_(1.0)
@@ -337,7 +377,7 @@ def test_of_many_parameters_the_looks_take_turns() -> None:
 
 
 def test_the_shards_own_change_and_an_unfinished_step_are_none() -> None:
-    by_hand, (p,) = watched(torch.zeros(4), lent=lambda _row: True)
+    by_hand, (p,) = watched(torch.zeros(4), lent=LentMemory(shown=True))
     p.data.fill_(1.0)
     assert by_hand.change() is None
     by_hand, (p,) = watched(torch.zeros(4))
