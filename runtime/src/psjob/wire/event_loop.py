@@ -62,6 +62,10 @@ class EventLoop:
         self._poller.register(self._bell.fd, BYTES)
         self._inbox: deque[Callable[[], object]] = deque()
         self._rung = self._over = False
+        self.waits = False
+        """Has it nothing to do but to wait for what comes?"""
+        self.handed: deque[Callable[[], object]] = deque()
+        """What other loops have given it to do and it has not done."""
         self._readers: dict[int, _Reader] = {}
         self._of: dict[NonBlockingStream, _Reader] = {}
         self._timed: dict[_Reader, None] = {}
@@ -93,6 +97,13 @@ class EventLoop:
         if not self._rung and getattr(here, "loop", None) is not self:
             self._rung = True
             self._bell.ring()
+
+    def do_handed(self) -> None:
+        """Do what another loop has given first."""
+        try:
+            self.handed[0]()
+        finally:
+            self.handed.popleft()
 
     def close(self) -> None:
         """End, and close every stream. From any thread."""
@@ -176,7 +187,10 @@ class EventLoop:
                 wait = 0.0
             else:
                 wait = LOOK_SECONDS if self._has_dates else -1.0
-            for fd, event in self._poller.poll(wait):
+            self.waits = wait != 0.0
+            found = self._poller.poll(wait)
+            self.waits = False
+            for fd, event in found:
                 self._met(fd, event)
             if self._behind:
                 behind, self._behind = self._behind, {}
@@ -365,6 +379,8 @@ def _pump(streams: list[NonBlockingStream]) -> None:
 BATCH = 64 << 10
 """Bytes of frames that are sent by one call, where there are several."""
 PLACES = 512
+MOST_HANDED = 2
+"""Given to another loop at a time, so that it finds the next one when it is through with one: to wake it takes as long as some updates."""
 QUEUED = 1 << 16
 """Answers that wait until their peer reads; each takes about a kilobyte."""
 BEHIND = 1024
@@ -453,6 +469,16 @@ class NonBlockingStream(Stream):
         loop: EventLoop | None = getattr(here, "loop", None)
         if loop is not None and loop.stirred:
             loop.send_stirred(but=self)
+
+    def hand_over(self, act: Callable[[], object]) -> bool:
+        """Let the loop that writes do `act`, if it does nothing else and has little of this kind to do; False: nobody does it."""
+        loop = self.writer
+        if loop is None or getattr(here, "loop", None) is loop or not (loop.waits or 0 < len(loop.handed) < MOST_HANDED):
+            return False
+        loop.waits = False
+        loop.handed.append(act)
+        loop.post(loop.do_handed)
+        return True
 
     def finish(self) -> None:
         """Close after all that was put before."""
