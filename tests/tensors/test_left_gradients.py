@@ -256,6 +256,20 @@ def test_a_script_that_has_added_more_is_refused() -> None:
         AddedGroups([ahead]).load_state_dict(AddedGroups([one]).state_dict())
 
 
+def test_a_record_that_is_made_within_a_step_has_the_rows_of_one_that_is_made_without() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    for row in (0, 2, 3):
+        parameters[row].grad = torch.ones(2)
+    left = LeftGradients(parameters, range(4))
+    assert left.problem(lambda row: row != 3) == ""
+    without = left.state_dict()
+    left.pushed([parameters[0].grad, None, parameters[2].grad, None])
+    assert left.state_dict() == without == {"rows": [0, 2, 3], "cleared": False}
+    parameters[0].grad = None
+    left.forget(every)
+    assert left.state_dict()["rows"] == [2, 3], "after the step the parameters are asked"
+
+
 class LentMemory:
     """Of shards that hold `values`, by row; what the process has `written` to is its own."""
 
