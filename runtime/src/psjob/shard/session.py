@@ -376,9 +376,12 @@ class Session(WorkerState):
         self.judge(header, self.store.push(header, cell, grad, lane, self.restored_by), cell.name, grad)
 
     def _makes_update(self, header: Header, cell: ParameterBlock) -> bool:
-        """Is a push that has come a large one, the last that its block waits for? In sync only, where it can be taken after later ones."""
+        """Is a push a large one, the last that its block waits for? In sync only, where it can be taken after later ones.
+
+        And only of lent memory: the cores are idle then, and are not where streams bring the pushes.
+        """
         store = self.store
-        if cell.block.nbytes < APART or not store.mode.steady:
+        if not header.flags & Flag.LENT or cell.block.nbytes < APART or not store.mode.steady:
             return False
         others = store.workers if cell.group is None else len(cell.group)
         return len(cell.pending) + 1 >= others and store.wanted(header, cell)
