@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import select
 import socket
 import threading
@@ -22,6 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 from psjob.process import supervise
+from psjob.process.system import Bell
 from psjob.wire.auth import Tls, first_piece
 from psjob.wire.frame import Header
 from psjob.wire.reading import SILENCE_SECONDS, Pause, ReadRequest, StreamClosed, Wants
@@ -315,6 +315,8 @@ class EventLoop:
         if reads is not reader.armed:
             reader.armed = reads
             self._poller.modify(reader.fd, BYTES if reads else 0)
+        if isinstance(want, ReadRequest):
+            reader.stream.await_bytes(want.left)
         if want.due != math.inf:
             self._timed[reader] = None
         elif reader in self._timed:
@@ -385,6 +387,8 @@ QUEUED = 1 << 16
 """Answers that wait until their peer reads; each takes about a kilobyte."""
 BEHIND = 1024
 """Answers that wait until their peer reads; with so many, no more of its requests are read."""
+TOGETHER = 512 << 10
+"""Bytes of a large frame that a thread is woken for at most. The kernel takes no more than half of what it may hold of a stream."""
 LARGE = 64 << 10
 """An answer of so many bytes is sent by the loop that writes."""
 log = logging.getLogger("psjob.wire")
@@ -429,6 +433,8 @@ class NonBlockingStream(Stream):
         self._done: list[Callable[[], None]] = []
         self._pauses = False
         """Does the generator wait until the peer has read?"""
+        self._together = 1
+        """SO_RCVLOWAT of the socket, which was 1 when this was made."""
 
     @property
     def full(self) -> bool:
@@ -509,6 +515,14 @@ class NonBlockingStream(Stream):
             self._rest, self._encrypted, self._done = [], memoryview(b""), []
 
     # -- for the loops -----------------------------------------------------------------------------
+
+    def await_bytes(self, left: int) -> None:
+        """So many bytes are waited for: where they are many, the poller tells of some of them together, or of an end of the stream."""
+        together = min(left, TOGETHER) if left > LARGE and self.tls is None else 1
+        if together != self._together:
+            with contextlib.suppress(OSError):  # reset: to read tells
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, together)
+                self._together = together
 
     def pump(self) -> None:
         """Send what the peer takes without waiting."""
@@ -669,30 +683,3 @@ class Poller:
         """Nothing is watched any more."""
         if self._epoll is not None:
             self._epoll.close()
-
-
-class Bell:
-    """Wakes a thread that watches `fd`. `ring` may be called by any thread."""
-
-    def __init__(self) -> None:
-        if hasattr(os, "eventfd"):
-            self.fd = self._in = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        else:
-            self.fd, self._in = os.pipe()
-            for end in (self.fd, self._in):
-                os.set_blocking(end, False)
-
-    def ring(self) -> None:
-        """Wake the thread."""
-        with contextlib.suppress(BlockingIOError):  # it was rung often enough
-            os.write(self._in, (1).to_bytes(8, "little"))
-
-    def hear(self) -> None:
-        """Forget that it was rung."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 4096)
-
-    def close(self) -> None:
-        """Give its descriptors back."""
-        for end in {self.fd, self._in}:
-            os.close(end)
