@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Program:
-    """A program of `bench/peers` with its words; `env` names its requirements file. A run may take `seconds`."""
+    """A program of `bench/peers` with its words; `env` names its requirements file. A run may take `seconds`.
+
+    `commit`: it and psjob are those of an earlier commit of this repository; empty: those of now.
+    """
 
     title: str
     file: str
     words: tuple[str, ...] = ()
     env: str = ""
     seconds: float = 300.0
+    commit: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,15 @@ DENSE_STEP = ("--what", "dense-off", *TWO_BY_TWO, *SHARED)
 LONE = (*SHARED, "--set", "streams=2")
 """A lone worker's blocks are updated on one core for each of its streams."""
 ENCRYPTED = ("--set", 'encryption="tls"')
+THEN = "b9fec4fc1e63be0274daa234ab5ae18c97bd4ebe"
+"""A commit whose data path was fast and had little to do beside: what has come since may cost no time."""
+AS_THEN = (
+    ("shared memory, 1 worker", SHARED),
+    ("shared memory, 2 workers", (*TWO, *SHARED)),
+    ("TCP, 1 worker", ()),
+    ("TCP, 2 workers, 2 shards", TWO_BY_TWO),
+    ("TCP, 10,000 tensors", ("--tensors", "10000")),
+)
 PASS = Program("the optimizer's own pass", "floor.py", ("--what", "pass"))
 ADAM_PASS = Program("one fused Adam pass", "floor.py", ("--what", "pass", "--optimizer", "adam"))
 MEMCPY = Program("memcpy of the bytes", "floor.py", ("--what", "memcpy"))
@@ -183,6 +196,13 @@ MEASURES: Sequence[Against | Alone] = (
             ((Program("psjob with PS_FORK_SERVER=never", "psjob_ps.py", ("--what", "unkept", "--optimizer", optimizer, *LONE)), 1 / most),),
         )
         for name, optimizer, most in (("SGD", "sgd", 1.25), ("Adam", "adam", 1.1))
+    ),
+    *(
+        Against(
+            "then", f"100 MB, SGD, {about}: a step beside that of commit {THEN[:8]}", ours(*words),
+            ((Program(f"psjob at {THEN[:8]}: {about}", "psjob_ps.py", words, commit=THEN), 1.0),),
+        )
+        for about, words in AS_THEN
     ),
     *(
         Alone(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.envs import HERE, Missing, python_of
+from bench.envs import ROOT, Missing, environment_of, python_of, tree_of
 from bench.measures import Against, Alone, Program
 
 RETRIES = 2
@@ -120,8 +120,9 @@ def together(ours: dict[str, Any], peer: dict[str, Any]) -> tuple[float, float]:
 def last_line(program: Program) -> dict[str, Any]:
     """What a program answers. Raises Missing with its last words where it does not install, fails or takes too long."""
     python = python_of(program.env) if program.env else sys.executable
-    command = [python, str(HERE / "peers" / program.file), *program.words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    tree = tree_of(program.commit) if program.commit else ROOT
+    command = [python, str(tree / "bench" / "peers" / program.file), *program.words]
+    environment = {**(environment_of(tree) if program.commit else os.environ), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     try:
         said, wrong = process.communicate(timeout=program.seconds)

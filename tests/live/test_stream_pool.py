@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -559,3 +560,50 @@ def test_a_reader_that_stops_is_given_up(ends_silence: tuple[Stream, Stream]) ->
         one.send(Header(Kind.PUSH), bytes(1 << 20))
     assert time.monotonic() - began >= SILENCE
     assert one.closed
+
+
+def test_large_bytes_that_come_slower_than_a_thread_is_woken_for_are_no_silence(dial: Callable[..., Stream]) -> None:
+    place, filled = bytearray(event_loop.LARGE + 40_000), threading.Event()
+
+    def serve(stream: NonBlockingStream) -> Wants[None]:
+        yield ReadRequest(stream, [memoryview(place)], 4 * event_loop.LOOK_SECONDS)
+        filled.set()
+
+    stream, payload = dial(serve), random.Random(5).randbytes(len(place))
+    for begin in range(0, len(payload), 10_000):
+        stream.sock.sendall(payload[begin : begin + 10_000])
+        time.sleep(event_loop.LOOK_SECONDS)
+    assert filled.wait(SECONDS)
+    assert place == payload
+
+
+def test_a_loop_that_waits_is_handed_a_few_things_and_one_with_other_work_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    with ours, theirs:
+        stream, loop = NonBlockingStream(ours), EventLoop("test", lambda _stream: None)
+        stream.writer = loop
+        assert not stream.hand_over(list), "it has not begun"
+        loop.start()
+        assert eventually(lambda: loop.waits)
+        goes, done = threading.Event(), list[tuple[int, threading.Thread]]()
+
+        def note(number: int) -> None:
+            goes.wait(SECONDS)
+            done.append((number, threading.current_thread()))
+
+        for number in range(event_loop.MOST_HANDED):
+            assert stream.hand_over(partial(note, number))
+        assert not stream.hand_over(list), "it has enough to do"
+        goes.set()
+        assert eventually(lambda: loop.waits and not loop.handed)
+        assert [number for number, _ in done] == list(range(event_loop.MOST_HANDED))
+        assert threading.current_thread() not in {thread for _, thread in done}
+        goes.clear()
+        loop.post(lambda: goes.wait(SECONDS))
+        assert eventually(lambda: not loop.waits)
+        assert not stream.hand_over(list), "it does something else"
+        goes.set()
+        loop.close()
+        loop.join(SECONDS)

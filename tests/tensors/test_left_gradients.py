@@ -256,9 +256,40 @@ def test_a_script_that_has_added_more_is_refused() -> None:
         AddedGroups([ahead]).load_state_dict(AddedGroups([one]).state_dict())
 
 
-def watched(*tensors: torch.Tensor, lent: Callable[[int], bool] = lambda _row: False) -> tuple[Detector, list[torch.nn.Parameter]]:
+def test_a_record_that_is_made_within_a_step_has_the_rows_of_one_that_is_made_without() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    for row in (0, 2, 3):
+        parameters[row].grad = torch.ones(2)
+    left = LeftGradients(parameters, range(4))
+    assert left.problem(lambda row: row != 3) == ""
+    without = left.state_dict()
+    left.pushed([parameters[0].grad, None, parameters[2].grad, None])
+    assert left.state_dict() == without == {"rows": [0, 2, 3], "cleared": False}
+    parameters[0].grad = None
+    left.forget(every)
+    assert left.state_dict()["rows"] == [2, 3], "after the step the parameters are asked"
+
+
+class LentMemory:
+    """Of shards that hold `values`, by row; what the process has `written` to is its own."""
+
+    def __init__(self, *values: torch.Tensor, shown: bool = False) -> None:
+        self.values, self.shown = [value.clone() for value in values], shown
+        self.written = not values
+
+    def shows(self, _row: int) -> bool:
+        return self.shown
+
+    def untouched(self) -> bool:
+        return not self.written
+
+    def held(self, row: int) -> torch.Tensor:
+        return self.values[row].reshape(-1).clone()
+
+
+def watched(*tensors: torch.Tensor, lent: LentMemory | None = None) -> tuple[Detector, list[torch.nn.Parameter]]:
     parameters = [torch.nn.Parameter(t, requires_grad=t.is_floating_point() or t.is_complex()) for t in tensors]
-    by_hand = Detector(parameters, lent)
+    by_hand = Detector(parameters, LentMemory() if lent is None else lent)
     by_hand.remember()
     return by_hand, parameters
 
@@ -326,6 +357,29 @@ def test_a_value_that_is_not_looked_at_is_seen_the_second_time() -> None:
     assert found is not None and found.seen == "a value was 5 and is 6"
 
 
+def test_lent_weights_are_compared_with_what_the_shards_hold_once_their_pages_were_written_to() -> None:
+    values = [torch.zeros(8), torch.randn(6, 5)]
+    lent = LentMemory(*values)
+    by_hand, (_, p) = watched(*(value.clone() for value in values), lent=lent)
+    assert by_hand.change() is None
+    own = p.data
+    p.data = p.data.clone()
+    assert by_hand.change() is None, "other memory of the same values"
+    p.data = p.data + 1
+    found = by_hand.change()
+    assert found is not None and found.row == 1, "other memory of other values, and no page was written to"
+    p.data = own
+    p.data.add_(1)
+    lent.written = True
+    found = by_hand.change()
+    assert found is not None and found.row == 1
+    p.data.copy_(values[1])
+    assert by_hand.change() is None, "put back"
+    by_hand.remember()
+    p.data.add_(1)
+    assert by_hand.change() is not None, "pages were its own before, so that values are remembered"
+
+
 def test_of_many_parameters_the_looks_take_turns() -> None:
     by_hand, parameters = watched(*[torch.zeros(3) for _ in range(script_changes.ROWS * 2)])
     parameters[script_changes.ROWS + 5].data.fill_(1.0)
@@ -337,7 +391,7 @@ def test_of_many_parameters_the_looks_take_turns() -> None:
 
 
 def test_the_shards_own_change_and_an_unfinished_step_are_none() -> None:
-    by_hand, (p,) = watched(torch.zeros(4), lent=lambda _row: True)
+    by_hand, (p,) = watched(torch.zeros(4), lent=LentMemory(shown=True))
     p.data.fill_(1.0)
     assert by_hand.change() is None
     by_hand, (p,) = watched(torch.zeros(4))

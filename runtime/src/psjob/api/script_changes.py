@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import torch
 
@@ -61,10 +61,23 @@ class _Turn:
         return [torch.cat(views) for views in self.views]
 
 
-class WeightChangeDetector:
-    """`lent` says of a row whether its values are the shard's own memory, which may move on by itself."""
+class LentWeights(Protocol):
+    """What is known of weights that live in memory which the shards lend: they write there, and this process has pages of its own."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], lent: Callable[[int], bool]) -> None:
+    def shows(self, row: int) -> bool:
+        """Are a row's values the shard's own memory, which may move on by itself?"""
+
+    def untouched(self) -> bool:
+        """Do all weights live there, and has this process written to none of their pages?"""
+
+    def held(self, row: int) -> torch.Tensor:
+        """A copy of what the shards hold of a row, 1-D."""
+
+
+class WeightChangeDetector:
+    """Of weights that all live in the shards' `lent` memory no value is read until this process has written to one of their pages."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], lent: LentWeights) -> None:
         self._parameters, self._lent = parameters, lent
         there = [row for row, p in enumerate(parameters) if _readable(p)]
         self._count = max(LEAST, VALUES // max(1, min(len(there), ROWS)))
@@ -72,7 +85,8 @@ class WeightChangeDetector:
         self._looks: dict[int, _Look] = {}
         self._now: _Turn | None = None
         """Of the last `remember`; None while a step is under way."""
-        self._held: list[torch.Tensor] = []
+        self._held: list[torch.Tensor] | None = []
+        """None: the shards' memory holds what they were."""
         self._versions: list[int] = []
         self._doubted: set[int] = set()
         """Written to in place without a change of the values that were looked at."""
@@ -91,7 +105,7 @@ class WeightChangeDetector:
         self._turns.append(turn)
         with torch.no_grad():
             self._find(turn)
-            self._held = turn.read()
+            self._held = None if self._lent.untouched() else turn.read()
             self._versions = [_version(self._parameters[row]) for row in turn.rows]
             self._whole = {row: self._parameters[row].detach().clone() for row in self._doubted}
         self._doubted.clear()
@@ -102,14 +116,28 @@ class WeightChangeDetector:
         if self._now is None:
             return None
         with torch.no_grad():
-            for row, before in self._find(self._now):
+            moved = self._find(self._now)
+            for row, before in moved:
                 kind = self._looks[row].kind
                 if before != kind:
                     return Change(row, f"it was {_kind(before)} and is {_kind(kind)}")
-            return self._of_values(self._now) or self._elsewhere(self._now)
+            if self._held is None:
+                found = self._of_lent(self._now.rows if not self._lent.untouched() else [row for row, _ in moved])
+            else:
+                found = self._of_values(self._now, self._held)
+            return found or self._elsewhere(self._now)
 
-    def _of_values(self, turn: _Turn) -> Change | None:
-        for rows, held, now in zip(turn.groups, self._held, turn.read(), strict=True):
+    def _of_lent(self, rows: Iterable[int]) -> Change | None:
+        for row in rows:
+            p = self._parameters[row]
+            before = torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="cpu")
+            before.copy_(self._lent.held(row).view(p.shape))
+            if (found := self._seen(row, _sample(before, self._count), self._looks[row].values.to("cpu"))) is not None:
+                return found
+        return None
+
+    def _of_values(self, turn: _Turn, whole: list[torch.Tensor]) -> Change | None:
+        for rows, held, now in zip(turn.groups, whole, turn.read(), strict=True):
             if torch.equal(held, now):
                 continue
             sizes = [self._looks[row].values.numel() for row in rows]
@@ -131,7 +159,7 @@ class WeightChangeDetector:
 
     def _seen(self, row: int, before: torch.Tensor, now: torch.Tensor) -> Change | None:
         found = _difference(before, now, self._parameters[row].dtype)
-        return None if found is None or self._lent(row) else Change(row, found)
+        return None if found is None or self._lent.shows(row) else Change(row, found)
 
     def _find(self, turn: _Turn) -> list[tuple[int, tuple[torch.Size, torch.dtype, torch.device]]]:
         """Look where each parameter lies now; rows and what they were before, of those that lie elsewhere."""
@@ -200,6 +228,22 @@ def _kind(kind: tuple[torch.Size, torch.dtype, torch.device]) -> str:
     return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)} on {device}"
 
 
+class _SharedWeights:
+    """`LentWeights` of the data path of now."""
+
+    def __init__(self, session: WorkerSession, parameters: Sequence[torch.Tensor]) -> None:
+        self._session, self._parameters = session, parameters
+
+    def shows(self, row: int) -> bool:
+        return self._session.exchange.sharing.shows(row, self._parameters[row])
+
+    def untouched(self) -> bool:
+        return self._session.exchange.sharing.untouched()
+
+    def held(self, row: int) -> torch.Tensor:
+        return self._session.exchange.sharing.held(row)
+
+
 class WeightGuard:
     """Of an attached job. If the workers step by themselves, or weights land while the script runs, it looks until the first step.
 
@@ -212,7 +256,7 @@ class WeightGuard:
     ) -> None:  # fmt: skip
         self._session, self._steps_alone, self._lands_later = session, steps_alone, lands_later
         self._carry_out, self._refuse = carry_out, refuse
-        self._weights = WeightChangeDetector(parameters, lambda row: session.exchange.sharing.shows(row, parameters[row]))
+        self._weights = WeightChangeDetector(parameters, _SharedWeights(session, parameters))
 
     def joined(self) -> None:
         """The model holds the job's weights for the first time."""
@@ -419,6 +463,8 @@ class LeftGradients:
         self._clipped: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         """By row, a gradient as it was when the script clipped it for the step that comes."""
         self._hooks: dict[int, Any] = {}
+        self._pushed: Sequence[torch.Tensor | None] = ()
+        """The gradients of the step that is made now, by row; empty: none is made, or nobody has said them."""
         self._within: Callable[[int], bool] = _none
         """Rows of the step that is made now: a record may be made before it is over, of the moment after it."""
 
@@ -431,6 +477,10 @@ class LeftGradients:
         used = (why for row, (grad, why) in self._used.items() if rows(row) and grad() is self._parameters[row].grad is not None)
         return next(used, "") or next(again, "")
 
+    def pushed(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """The step that is made now is of these gradients, by row. They stay with their parameters until it is over."""
+        self._pushed = gradients
+
     def clip(self, rows: Collection[int]) -> bool:
         """The script clips the gradients of these rows, which is done in the step that comes. Were the same ones clipped before?"""
         again = any(row in self._clipped and self._is_as(row, self._clipped[row]) for row in rows)
@@ -441,11 +491,12 @@ class LeftGradients:
 
     def forget(self, rows: Callable[[int], bool]) -> None:
         """A step of these rows is over, also one that was not made."""
+        self._pushed = ()
         self._clipped = {row: then for row, then in self._clipped.items() if not rows(row)}
 
     def stepped(self, rows: Callable[[int], bool], clipped: bool) -> None:
         """A step of these rows was made. `clipped`: on the shards only."""
-        self._within = _none
+        self._within, self._pushed = _none, ()
         for row in filter(rows, self._watched):
             self._armed.pop(row, None)
             self._stepped.pop(row, None)
@@ -456,7 +507,8 @@ class LeftGradients:
 
     def state_dict(self) -> dict[str, Any]:
         """Rows that have a gradient; whether the script has cleared it since the last step."""
-        there = [row for row, p in enumerate(self._parameters) if p.grad is not None]
+        pushed = self._pushed or [None] * len(self._parameters)  # to ask a parameter for its gradient takes ten times as long
+        there = [row for row, g in enumerate(pushed) if g is not None or self._parameters[row].grad is not None]
         left = [row for row, then in self._stepped.items() if not self._within(row) and self._is_as(row, then)]
         left += [row for row in filter(self._within, self._watched) if self._parameters[row].grad is not None]
         return {"rows": there, "cleared": not left}

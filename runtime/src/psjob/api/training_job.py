@@ -504,6 +504,7 @@ class TrainingJob:
                 "own parameters, or train in bfloat16"
             )
         clipped = self.clipping.asked(pair) and not self.session.reduces
+        self.left.pushed(grads)
         self._exchange(grads, skip, scale, original)
         self.left.stepped(has, clipped)
 

@@ -1,11 +1,12 @@
 """What the system gives this process: processes that it starts, open files and memory.
 
-Processes that this one starts wake it when one ends, and end with it; it can kill all of them and theirs. Open files come with a refusal if
-they cannot be enough. Memory is what it has and may have, in bytes; None if the system does not tell it.
+Processes that this one starts wake it when one ends, and end with it; it can kill all of them and theirs. Threads wake each other. Open
+files come with a refusal if they cannot be enough. Memory is what it has and may have, in bytes; None if the system does not tell it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -44,6 +45,33 @@ class ChildExits:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._read.close()
         self._written.close()
+
+
+class Bell:
+    """Wakes a thread that watches `fd`. `ring` may be called by any thread."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "eventfd"):
+            self.fd = self._in = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self.fd, self._in = os.pipe()
+            for end in (self.fd, self._in):
+                os.set_blocking(end, False)
+
+    def ring(self) -> None:
+        """Wake the thread."""
+        with contextlib.suppress(BlockingIOError):  # it was rung often enough
+            os.write(self._in, (1).to_bytes(8, "little"))
+
+    def hear(self) -> None:
+        """Forget that it was rung."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
+    def close(self) -> None:
+        """Give its descriptors back."""
+        for end in {self.fd, self._in}:
+            os.close(end)
 
 
 def end_with(parent: int) -> None:

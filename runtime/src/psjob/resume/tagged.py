@@ -73,11 +73,15 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
     return [] if before == after else [f"{name}: {str(before)[:40]!r} came back as {str(after)[:40]!r}"]
 
 
+_PLAIN: Final = frozenset({type(None), bool, int, str})
+"""What JSON gives back as it was. A list of thousands of these, such as one number a parameter, is looked at by one call."""
+
+
 def _encode(value: Any, tensors: list[torch.Tensor], path: str, depth: int) -> Any:
     if depth > DEPTH:
         raise Unwritable(f"{path[:60]}…: nested deeper than {DEPTH}, or it holds itself")
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if kind in _PLAIN:
         return value
     if kind is float:
         return value if math.isfinite(value) else {"~float": repr(value)}
@@ -92,7 +96,7 @@ def _encode(value: Any, tensors: list[torch.Tensor], path: str, depth: int) -> A
         ]
 
     if kind is list:
-        return each(value)
+        return list(value) if _PLAIN.issuperset(map(type, value)) else each(value)
     if kind is dict:
         if all(type(key) is str and not key.startswith("~") for key in value):
             return {key: _encode(item, tensors, f"{path}.{key}" if path else key, depth + 1) for key, item in value.items()}

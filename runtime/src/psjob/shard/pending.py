@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.modes import Push, ServedMode
 from psjob.modes.base import MOST_DELAY
@@ -298,14 +299,33 @@ def format_ranks(ranks: Sequence[int]) -> str:
     return f"{list(ranks[:MOST_NAMED])}" + (f" and {more} more" if more > 0 else "")
 
 
+class PushBuffer:
+    """`size` bytes for a gradient of any block. What was made to look at them as one is kept."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = torch.empty(size, dtype=torch.uint8, device="cpu")
+        self._views: dict[tuple[int, str], tuple[torch.Tensor, memoryview]] = {}
+
+    def of(self, block: Block) -> tuple[torch.Tensor, memoryview]:
+        """Room for a block's gradient, 1-D, and its bytes."""
+        kind = block.nbytes, block.dtype
+        if kind not in self._views:
+            flat = self._bytes[: block.nbytes].view(getattr(torch, block.dtype))
+            self._views[kind] = flat, memory.view(flat)
+        return self._views[kind]
+
+
 class Gradient:
-    """A received gradient in a buffer of its worker's, to which it goes back when it has been applied. `own`: it may be written to."""
+    """A received gradient in a buffer of its worker's, to which it goes back when it has been applied. `own`: it may be written to.
+
+    `raw` are the bytes of `flat`.
+    """
 
     own = True
 
-    def __init__(self, pool: list[torch.Tensor], size: int, block: Block) -> None:
-        self._pool, self._buffer = pool, pool.pop() if pool else torch.empty(size, dtype=torch.uint8, device="cpu")
-        self.flat = self._buffer[: block.nbytes].view(getattr(torch, block.dtype))
+    def __init__(self, pool: list[PushBuffer], size: int, block: Block) -> None:
+        self._pool, self._buffer = pool, pool.pop() if pool else PushBuffer(size)
+        self.flat, self.raw = self._buffer.of(block)
 
     def free(self) -> None:
         """The buffer may take another block."""
@@ -318,7 +338,7 @@ class Lent(Gradient):
     own = False
 
     def __init__(self, flat: torch.Tensor) -> None:
-        self.flat = flat
+        self.flat, self.raw = flat, memory.view(flat)
 
     def free(self) -> None:
         """Nothing: the worker writes there again when it has been answered."""

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.rules.stability import RULES, Guard
 from psjob.shard.pending import Gradient, PendingPush
@@ -195,12 +194,12 @@ def looked_at(numbers: torch.Tensor, update: int) -> torch.Tensor:
     A whole look takes a tenth of the time of a large update. NaN in one weight is found at the latest eight updates later, since it
     stays; NaN all over a gradient, as after a loss that is NaN, at once.
     """
-    flat = numbers.view(-1)
+    flat = numbers if numbers.dim() == 1 else numbers.view(-1)
     if flat.numel() <= WHOLE:
         return flat
     size = -(-flat.numel() // PARTS)
     begin = update % PARTS * size
-    return flat[begin : begin + size]
+    return flat.narrow(0, begin, min(size, flat.numel() - begin))
 
 
 def is_sound(numbers: torch.Tensor) -> bool:
@@ -528,8 +527,8 @@ class PushSamples:
         self._owned = owned
         self._kept: dict[int, array[int]] = {}
 
-    def keep(self, rank: int, position: int, gradient: torch.Tensor | None) -> None:
-        """A push was admitted; None: it has no payload."""
+    def keep(self, rank: int, position: int, gradient: memoryview | None) -> None:
+        """A push of these bytes was admitted; None: it has no payload."""
         if rank not in self._kept:
             self._kept[rank] = array("I", bytes(4 * self._owned))
         self._kept[rank][position] = sample(gradient)
@@ -542,16 +541,15 @@ class PushSamples:
         """Could a push that comes again be compared?"""
         return rank in self._kept and self._kept[rank][position] != UNKNOWN
 
-    def differs(self, rank: int, position: int, gradient: torch.Tensor | None) -> bool:
+    def differs(self, rank: int, position: int, gradient: memoryview | None) -> bool:
         """Has a push other bytes than the one that was admitted, as far as that is known?"""
         return self.knows(rank, position) and self._kept[rank][position] != sample(gradient)
 
 
-def sample(gradient: torch.Tensor | None) -> int:
-    """The checksum of a contiguous 1-D tensor's sample."""
-    if gradient is None:
+def sample(raw: memoryview | None) -> int:
+    """The checksum of the sample of a gradient's bytes."""
+    if raw is None:
         return EMPTY
-    raw = memory.view(gradient)
     middle = len(raw) // 2
     crc = zlib.crc32(raw[-SAMPLE_BYTES:], zlib.crc32(raw[middle : middle + SAMPLE_BYTES], zlib.crc32(raw[:SAMPLE_BYTES])))
     return crc if crc > EMPTY else EMPTY + 1

@@ -57,6 +57,8 @@ OF_VIEW = (Kind.PUSH, Kind.EARLY, Kind.PULL, Kind.STATE, Kind.LOOKUP, Kind.ROW_P
 """Frames that only a shard which serves their term takes."""
 END_SECONDS = 5.0
 """For the end of a session whose worker has dialled again."""
+APART = 1 << 20
+"""Bytes of a block whose update takes longer than to wake a thread for it."""
 MORE_STATES = 16
 """A worker that asks again, on a step that it repeats, asks for a few twice."""
 
@@ -112,6 +114,7 @@ class Session(WorkerState):
         self._transports = transports_of(hello, "transports")
         self._lock = threading.Lock()
         self._reading = 1
+        """Streams that are read, and pushes that were handed over."""
 
     def run(self, old: Session | None = None) -> Wants[None]:
         """Serve until the stream ends, once `old` is over. Raises WireError on a broken rule; the server answers it."""
@@ -155,11 +158,15 @@ class Session(WorkerState):
             pass
         finally:
             lane.end()
-            with self._lock:
-                self._reading -= 1
-                if not self._reading:
-                    self._is_over()
+            self._let_go()
             self.close(but=lane)  # its own may still have to tell the worker what was wrong
+
+    def _let_go(self) -> None:
+        """A stream, or a push that was handed over, has come to its end."""
+        with self._lock:
+            self._reading -= 1
+            if not self._reading:
+                self._is_over()
 
     def _is_over(self) -> None:
         self.done.set()
@@ -361,7 +368,43 @@ class Session(WorkerState):
         if header.length:
             grad = yield from self._receive(lane, header, cell, codec)
         lane.held.drop(header.block, header.clock)
-        self.judge(header, store.push(header, cell, grad, lane, self.restored_by), cell.name, grad)
+        take = partial(self._take, lane, header, cell, grad)
+        if grad is None or not self._makes_update(header, cell) or not self._hand_over(lane, take):
+            take()
+
+    def _take(self, lane: ShardLane, header: Header, cell: ParameterBlock, grad: Received | None) -> None:
+        self.judge(header, self.store.push(header, cell, grad, lane, self.restored_by), cell.name, grad)
+
+    def _makes_update(self, header: Header, cell: ParameterBlock) -> bool:
+        """Is a push a large one, the last that its block waits for? In sync only, where it can be taken after later ones.
+
+        And only of lent memory: the cores are idle then, and are not where streams bring the pushes.
+        """
+        store = self.store
+        if not header.flags & Flag.LENT or cell.block.nbytes < APART or not store.mode.steady:
+            return False
+        others = store.workers if cell.group is None else len(cell.group)
+        return len(cell.pending) + 1 >= others and store.wanted(header, cell)
+
+    def _hand_over(self, lane: ShardLane, take: Callable[[], None]) -> bool:
+        """Let another loop that is idle take a push, beside what this one reads next. False: none is. The session outlives it."""
+
+        def beside() -> None:
+            try:
+                take()
+            except (WireError, StreamClosed):  # a restore, or another process of this rank, came between
+                self.close()
+            finally:
+                if lane.stream.closed:
+                    self.store.drop_waiters(lane, self.rank)  # they were dropped before this one was there
+                self._let_go()
+
+        with self._lock:
+            self._reading += 1
+        if lane.stream.hand_over(beside):
+            return True
+        self._let_go()
+        return False
 
     def judge(self, header: Header, verdict: Verdict, name: str, grad: Received | None) -> None:
         """Give back what a push brought and nobody took; end the stream where it could not be taken."""
@@ -402,7 +445,7 @@ class Session(WorkerState):
             yield from lane.stream.skip(header)
         elif codec is None:
             began = time.monotonic()
-            yield from lane.stream.payload(header, [memory.view(grad.flat)])
+            yield from lane.stream.payload(header, [grad.raw])
             told = self.encoded.measured(header, time.monotonic() - began, len(self.lanes))
             if told is not None:
                 self.tell(Kind.CODEC, told)

@@ -353,8 +353,11 @@ def told(region: Region) -> dict[str, Any]:
     return found
 
 
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+
 def _text(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told, separators=(",", ":")).encode()
+    return _ENCODER.encode(told).encode()
 
 
 def _largest(span: LentSpan) -> int:

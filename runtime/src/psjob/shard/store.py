@@ -25,7 +25,7 @@ from psjob.shard.block import ParameterBlock
 from psjob.shard.coordinated_updates import ClipNorms, CoordinatedUpdates
 from psjob.shard.deduplication import Admission, Verdict
 from psjob.shard.keeper import LeftMemory
-from psjob.shard.pending import Gradient, MetadataCache, PendingPush, PushMetadata, Received, Replies, StalenessBound, Waiter
+from psjob.shard.pending import Gradient, MetadataCache, PendingPush, PushBuffer, PushMetadata, Received, Replies, StalenessBound, Waiter
 from psjob.shard.progress import ShardProgress, room_problem
 from psjob.shard.push_metrics import Counters, DifferingPushes, NonFinitePushes, PushNorms, PushSamples, StalenessMetrics, watch
 from psjob.shard.state_memory import Outliving, StateMemory, Untaken, told
@@ -84,7 +84,7 @@ class Store(ShardProgress):
         self._missing: set[int] = set()
         self._clipped = False
         """Was a norm asked for?"""
-        self._pools: dict[int, list[torch.Tensor]] = {}
+        self._pools: dict[int, list[PushBuffer]] = {}
         """Buffers of the size of the largest block, by rank; a worker's credit bounds how many it needs."""
         self.largest = 0
         """Bytes of the largest block here."""
@@ -386,8 +386,8 @@ class Store(ShardProgress):
 
     def _compare(self, header: Header, cell: ParameterBlock | ServedTable, grad: Received | None) -> None:
         """Tell of a push under a taken key that has other bytes than the one that was admitted."""
-        flat = grad.flat if isinstance(grad, Gradient) else None
-        if header.flags & Flag.HELD or not self._comes_again(header, cell) or not self.samples.differs(header.worker, cell.position, flat):
+        raw = grad.raw if isinstance(grad, Gradient) else None
+        if header.flags & Flag.HELD or not self._comes_again(header, cell) or not self.samples.differs(header.worker, cell.position, raw):
             return
         self.counters.differing += 1
         self._differing.came(header.worker, header.clock, cell.name, self.pushed)
@@ -416,7 +416,7 @@ class Store(ShardProgress):
             if verdict in (Verdict.ADMIT, Verdict.DUPLICATE):
                 if verdict is Verdict.ADMIT:
                     if isinstance(cell, ParameterBlock):
-                        self.samples.keep(rank, cell.position, grad.flat if isinstance(grad, Gradient) else None)
+                        self.samples.keep(rank, cell.position, grad.raw if isinstance(grad, Gradient) else None)
                     info = self.infos.of(header) or PushMetadata((), frozenset())
                     if info.bad is not None:
                         self.non_finite.note(rank, header.clock, self.non_finite.named(info.bad))

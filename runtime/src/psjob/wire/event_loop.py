@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import select
 import socket
 import threading
@@ -22,6 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 from psjob.process import supervise
+from psjob.process.system import Bell
 from psjob.wire.auth import Tls, first_piece
 from psjob.wire.frame import Header
 from psjob.wire.reading import SILENCE_SECONDS, Pause, ReadRequest, StreamClosed, Wants
@@ -62,6 +62,10 @@ class EventLoop:
         self._poller.register(self._bell.fd, BYTES)
         self._inbox: deque[Callable[[], object]] = deque()
         self._rung = self._over = False
+        self.waits = False
+        """Has it nothing to do but to wait for what comes?"""
+        self.handed: deque[Callable[[], object]] = deque()
+        """What other loops have given it to do and it has not done."""
         self._readers: dict[int, _Reader] = {}
         self._of: dict[NonBlockingStream, _Reader] = {}
         self._timed: dict[_Reader, None] = {}
@@ -93,6 +97,13 @@ class EventLoop:
         if not self._rung and getattr(here, "loop", None) is not self:
             self._rung = True
             self._bell.ring()
+
+    def do_handed(self) -> None:
+        """Do what another loop has given first."""
+        try:
+            self.handed[0]()
+        finally:
+            self.handed.popleft()
 
     def close(self) -> None:
         """End, and close every stream. From any thread."""
@@ -176,7 +187,10 @@ class EventLoop:
                 wait = 0.0
             else:
                 wait = LOOK_SECONDS if self._has_dates else -1.0
-            for fd, event in self._poller.poll(wait):
+            self.waits = wait != 0.0
+            found = self._poller.poll(wait)
+            self.waits = False
+            for fd, event in found:
                 self._met(fd, event)
             if self._behind:
                 behind, self._behind = self._behind, {}
@@ -301,6 +315,8 @@ class EventLoop:
         if reads is not reader.armed:
             reader.armed = reads
             self._poller.modify(reader.fd, BYTES if reads else 0)
+        if isinstance(want, ReadRequest):
+            reader.stream.await_bytes(want.left)
         if want.due != math.inf:
             self._timed[reader] = None
         elif reader in self._timed:
@@ -365,10 +381,14 @@ def _pump(streams: list[NonBlockingStream]) -> None:
 BATCH = 64 << 10
 """Bytes of frames that are sent by one call, where there are several."""
 PLACES = 512
+MOST_HANDED = 2
+"""Given to another loop at a time, so that it finds the next one when it is through with one: to wake it takes as long as some updates."""
 QUEUED = 1 << 16
 """Answers that wait until their peer reads; each takes about a kilobyte."""
 BEHIND = 1024
 """Answers that wait until their peer reads; with so many, no more of its requests are read."""
+TOGETHER = 512 << 10
+"""Bytes of a large frame that a thread is woken for at most. The kernel takes no more than half of what it may hold of a stream."""
 LARGE = 64 << 10
 """An answer of so many bytes is sent by the loop that writes."""
 log = logging.getLogger("psjob.wire")
@@ -413,6 +433,8 @@ class NonBlockingStream(Stream):
         self._done: list[Callable[[], None]] = []
         self._pauses = False
         """Does the generator wait until the peer has read?"""
+        self._together = 1
+        """SO_RCVLOWAT of the socket, which was 1 when this was made."""
 
     @property
     def full(self) -> bool:
@@ -454,6 +476,16 @@ class NonBlockingStream(Stream):
         if loop is not None and loop.stirred:
             loop.send_stirred(but=self)
 
+    def hand_over(self, act: Callable[[], object]) -> bool:
+        """Let the loop that writes do `act`, if it does nothing else and has little of this kind to do; False: nobody does it."""
+        loop = self.writer
+        if loop is None or getattr(here, "loop", None) is loop or not (loop.waits or 0 < len(loop.handed) < MOST_HANDED):
+            return False
+        loop.waits = False
+        loop.handed.append(act)
+        loop.post(loop.do_handed)
+        return True
+
     def finish(self) -> None:
         """Close after all that was put before."""
         self._queue.append(None)
@@ -483,6 +515,14 @@ class NonBlockingStream(Stream):
             self._rest, self._encrypted, self._done = [], memoryview(b""), []
 
     # -- for the loops -----------------------------------------------------------------------------
+
+    def await_bytes(self, left: int) -> None:
+        """So many bytes are waited for: where they are many, the poller tells of some of them together, or of an end of the stream."""
+        together = min(left, TOGETHER) if left > LARGE and self.tls is None else 1
+        if together != self._together:
+            with contextlib.suppress(OSError):  # reset: to read tells
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, together)
+                self._together = together
 
     def pump(self) -> None:
         """Send what the peer takes without waiting."""
@@ -643,30 +683,3 @@ class Poller:
         """Nothing is watched any more."""
         if self._epoll is not None:
             self._epoll.close()
-
-
-class Bell:
-    """Wakes a thread that watches `fd`. `ring` may be called by any thread."""
-
-    def __init__(self) -> None:
-        if hasattr(os, "eventfd"):
-            self.fd = self._in = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        else:
-            self.fd, self._in = os.pipe()
-            for end in (self.fd, self._in):
-                os.set_blocking(end, False)
-
-    def ring(self) -> None:
-        """Wake the thread."""
-        with contextlib.suppress(BlockingIOError):  # it was rung often enough
-            os.write(self._in, (1).to_bytes(8, "little"))
-
-    def hear(self) -> None:
-        """Forget that it was rung."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 4096)
-
-    def close(self) -> None:
-        """Give its descriptors back."""
-        for end in {self.fd, self._in}:
-            os.close(end)

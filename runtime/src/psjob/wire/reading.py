@@ -85,6 +85,11 @@ class ReadRequest:
         return self._silence is None and self._whole is None
 
     @property
+    def left(self) -> int:
+        """Bytes that have not come."""
+        return self._size - self.done
+
+    @property
     def due(self) -> float:
         """When it fails if nothing more comes."""
         silent = math.inf if self._silence is None else self.moved + self._silence

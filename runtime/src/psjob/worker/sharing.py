@@ -187,12 +187,20 @@ class Mirror:
 
     def shows(self, row: int, target: torch.Tensor) -> bool:
         """Does `target` live here, and hold what the shard holds at this moment?"""
-        if self._homes.get(row) != target.data_ptr():
-            return False
-        now = torch.empty_like(target)
-        for block, _ in self.span.layout.pieces_of(row):
-            self._packs[block.index].scatter([now if other == row else None for other in range(len(self.span.layout.table))])
-        return torch.equal(now, target)
+        return self._homes.get(row) == target.data_ptr() and torch.equal(self.held(row).view(target.shape), target)
+
+    def held(self, row: int) -> torch.Tensor:
+        """A copy of what the shards hold of a row at this moment, 1-D. The row lives here."""
+        spec = self.span.layout.table[row]
+        found = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype), device="cpu")
+        for block, piece in self.span.layout.pieces_of(row):
+            part = self._packs[block.index].flat[piece.block_offset : piece.block_offset + piece.length]
+            found[piece.tensor_offset : piece.tensor_offset + piece.length].copy_(part)
+        return found
+
+    def untouched(self) -> bool:
+        """Has this process written to no page that is shown? Then what lives here is as the shards have it. False too if it is not told."""
+        return self._pagemap.own(self.window.address, shared_memory.whole_pages(self.window.size)) == []
 
     def scatter(self, block: int, targets: Sequence[torch.Tensor | None]) -> None:
         """Copy a block's answer to the targets that are not None."""
@@ -352,6 +360,15 @@ class Sharing:
     def shows(self, row: int, target: torch.Tensor) -> bool:
         """Is what the row's parameter holds in this moment the shard's memory as it is?"""
         return self._mirror is not None and self._mirror.shows(row, target.detach())
+
+    def untouched(self) -> bool:
+        """Do all targets of the last answers live in the shards' memory, and has this process written to none of their pages?"""
+        return self._mirror is not None and self._outside is None and self._mirror.untouched()
+
+    def held(self, row: int) -> torch.Tensor:
+        """A copy of what the shards hold at this moment of a row that lives in their memory, 1-D."""
+        assert self._mirror is not None
+        return self._mirror.held(row)
 
     def settle(self, others: int) -> None:
         """No update reaches the model any more: who reads it later sees what it holds. `others` may do the same at this moment."""
