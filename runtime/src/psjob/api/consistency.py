@@ -128,6 +128,7 @@ class WeightDigests:
             return
         self._last = look, clock
         if snapshot:
+            self._session.exchange.finish()  # weights that are landing are no worker's own
             self._whole(clock, WHOLE)
         elif clock % (LANDED if self._session.exchange.overlaps else EVERY) == 0:
             self._session.exchange.finish()

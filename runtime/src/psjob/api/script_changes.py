@@ -469,11 +469,12 @@ class LeftGradients:
     def _arm(self, rows: Any, why: str) -> None:
         for row in rows:
             grad = self._parameters[row].grad
-            if row in self._watched and grad is not None and not self._is_graphed(row, grad):
+            if row in self._watched and grad is not None and not self.is_graphed(grad):
                 self._armed[row] = weakref.ref(grad), grad._version, why
 
-    def _is_graphed(self, row: int, grad: torch.Tensor) -> bool:
-        return (made := self._graphed.get(row)) is not None and made() is grad
+    def is_graphed(self, grad: torch.Tensor) -> bool:
+        """Is it the memory into which a captured graph writes? Between two replays it says nothing."""
+        return any(made() is grad for made in self._graphed.values())
 
     def _added(self, row: int) -> Callable[[torch.Tensor], None]:
         """Autograd adds in place: what was cleared before is another tensor by then, or was written to twice."""

@@ -351,7 +351,7 @@ class TrainingJob:
     def waiting(self) -> bool:
         """Do gradients wait that were added after the last step? No record holds them."""
         left = [(None if ref is None else ref(), version) for ref, version in self._left] or [(None, -1)] * len(self._small)
-        return any(p.grad is not None and bool(p.grad.any()) for p in self._changed_since(left))
+        return any(p.grad is not None and not self.left.is_graphed(p.grad) and bool(p.grad.any()) for p in self._changed_since(left))
 
     @property
     def waits_at_its_place(self) -> bool:
