@@ -8,7 +8,7 @@ PYTEST ?= python -m pytest
 
 LINTS := lint-types lint-style lint-imports lint-pods lint-crd lint-prose
 
-.PHONY: help install run test-unit test test-cluster test-nodes test-all soak deps mutants lint format generate docs verify prose wheels sbom site release rehearsal bench e2e clean
+.PHONY: help install run test-unit test test-cluster test-nodes test-gpu test-all soak deps mutants lint format generate docs verify prose wheels sbom site release rehearsal bench e2e clean
 .PHONY: $(LINTS)
 
 help: ## list these commands
@@ -34,11 +34,15 @@ test-nodes: install ## real kubelet, containerd, browser and network (root, Linu
 	@python -m hack.needs test-nodes
 	@bash hack/test.sh nodes $(ARGS)
 
+test-gpu: install ## training on an NVIDIA GPU, with kills, and the copies from and to it (the same scripts run on the CPU in `make test` and `make soak`)
+	@python -m hack.needs test-gpu
+	@bash hack/test.sh gpu $(ARGS)
+
 soak: install ## what shows again what cheaper tests show, and what takes hours
 	@python -m hack.needs soak
 	@bash hack/test.sh soak $(ARGS)
 
-test-all: test test-cluster test-nodes soak ## all of them, one after the other; hours
+test-all: test test-cluster test-nodes soak test-gpu ## all of them, one after the other; hours
 
 deps: install ## install the Debian packages that test-nodes and the images need (root)
 	@python -m hack.cluster deps

@@ -93,6 +93,75 @@ def gpt(size: str, about: str) -> tuple[Against, ...]:
     )  # fmt: skip
 
 
+ON_GPU = ("--device", "cuda")
+OFFLOAD = ("FSDP2, CPUOffloadPolicy, fused AdamW", 1.0)
+"""What keeps the optimizer on the host without psjob, and how much of its speed psjob is to have."""
+
+
+def device_gpt(what: str, workers: int, shards: int = 8, title: str = "psjob") -> Program:
+    """`what` of `device_gpt.py` by so many workers or ranks."""
+    words = ("--what", what, "--workers", str(workers), "--shards", str(shards), *ON_GPU)
+    return Program(title, "device_gpt.py", words, seconds=600.0)
+
+
+def on_a_gpu() -> tuple[Against | Alone, ...]:
+    """The rows of `bench device`: steps of a GPT and of bare push and pull, and returns after a kill."""
+    about = "GPT of 124 M parameters on a GPU, bf16 autocast, AdamW"
+    alone = {ranks: device_gpt("alone", ranks, title=f"{ranks} alone on the GPU") for ranks in (1, 2)}
+    offload = (device_gpt("fsdp", 1, title=OFFLOAD[0]), OFFLOAD[1])
+    ddp = (device_gpt("ddp", 2, title="DDP, gloo, 2 ranks"), 0.0)
+    adamw = ("--optimizer", "adam", "--megabytes", "500", *ON_GPU)
+    prototype = Program("bare prototype, 500 MB, AdamW by 8 processes", "device_floor.py", (*adamw, "--shards", "8"))
+    gpts = (
+        ("sync, 1 worker, 4 shards", device_gpt("psjob", 1, 4), ((alone[1], 0.0), offload, (prototype, 0.0))),
+        ("sync, 1 worker, 8 shards", device_gpt("psjob", 1), ((alone[1], 0.0), offload, (prototype, 0.0))),
+        ("overlap=True, 1 worker, 8 shards", device_gpt("overlap", 1), ((alone[1], 0.0), offload, (prototype, 0.0))),
+        ("sync, 2 workers, 8 shards", device_gpt("psjob", 2), ((alone[2], 0.0), ddp)),
+        ("async, 2 workers, 8 shards", device_gpt("async", 2), ((alone[2], 1 / 1.3), ddp)),
+    )
+    # A way with training.delay is one more line here, and one more entry of device_gpt.WAYS.
+    steps = tuple(Against("device", f"{about}: {which}", program, peers, on_request=True) for which, program, peers in gpts)
+    return (*steps, *(push_and_pull(*size) for size in ((100, 1, 1), (100, 1, 4), (100, 2, 4), (500, 1, 1))), *returns_on_a_gpu())
+
+
+def push_and_pull(megabytes: int, workers: int, shards: int) -> Against:
+    """A step of SGD whose gradients are there already, against other roads, gloo, and what the machine allows."""
+    words = ("--megabytes", str(megabytes), "--workers", str(workers), "--shards", str(shards))
+    bare = ("--megabytes", str(megabytes), *ON_GPU, "--shards")
+    floors = [Program(f"bare prototype, {count} shards", "device_floor.py", (*bare, str(count))) for count in (1, 2, 4)]
+    reduce = ("--what", "allreduce", *words)
+    return Against(
+        "device", f"{megabytes} MB on a GPU, workers × shards {workers} × {shards}, by shared memory: a step of push and pull",
+        ours(*SHARED, *words, *ON_GPU),
+        (
+            (Program("psjob, the model on the GPU, by TCP", "psjob_ps.py", (*words, *ON_GPU)), 0.0),
+            (Program("psjob, the model on the CPU, by shared memory", "psjob_ps.py", (*SHARED, *words)), 0.0),
+            (Program("psjob, the model on the CPU, by TCP", "psjob_ps.py", words), 0.0),
+            *((floor, 1 / 1.6 if floor is floors[-1] and shards == 4 else 0.0) for floor in (floors if workers == 1 else floors[-1:])),
+            *(
+                [
+                    (Program("gloo all_reduce, the gradient on the GPU", "gloo.py", (*reduce, *ON_GPU)), 0.0),
+                    (Program("gloo all_reduce, the gradient on the CPU", "gloo.py", reduce), 0.0),
+                ]
+                if workers == 2
+                else []
+            ),
+        ),
+        on_request=True,
+    )  # fmt: skip
+
+
+def returns_on_a_gpu() -> tuple[Alone, ...]:
+    """From a SIGKILL to the next step, with models on a GPU."""
+    return tuple(
+        Alone(
+            "device", f"2 workers, 2 shards, sync, models on a GPU: {what} is killed",
+            Program("psjob", "returns.py", ("--what", f"{kind}:10", "--megabytes", "1", *ON_GPU), seconds=1800.0), on_request=True,
+        )
+        for what, kind in (("a worker", "worker"), ("a shard with its pod", "shard"), ("a shard's process", "process"))
+    )  # fmt: skip
+
+
 SHORT = ("--steps", "200", "--step", "0.05", "--every", "5", "--save-every", "2")
 LITTLE = ("--most", "1.1")
 RACERS = (
@@ -216,20 +285,10 @@ MEASURES: Sequence[Against | Alone] = (
             ("a shard's process of 1 GB", ("--what", "process:20", "--megabytes", "1000")),
         )
     ),
-    *(
-        Against(
-            "device", f"{megabytes} MB on a GPU, workers × shards {workers} × {shards}, by shared memory: a step of push and pull",
-            ours("--what", "cuda", *SHARED, *words),
-            ((Program("psjob, the model on the GPU, by TCP", "psjob_ps.py", ("--what", "cuda", *words)), 0.0),
-             (Program("psjob, the model on the CPU, by shared memory", "psjob_ps.py", (*SHARED, *words)), 0.0),
-             (Program("psjob, the model on the CPU, by TCP", "psjob_ps.py", words), 0.0)), on_request=True,
-        )
-        for megabytes, workers, shards in ((100, 1, 1), (100, 1, 4), (100, 2, 4), (500, 1, 1))
-        for words in [("--megabytes", str(megabytes), "--workers", str(workers), "--shards", str(shards))]
-    ),
+    *on_a_gpu(),
     Alone("processes", "a worker of 2 processes: a step by the way in which they sum", Program("psjob", "processes.py")),
     Alone(
-        "processes-device", "the same on a GPU, and 2 stages there", Program("psjob", "processes.py", ("--what", "cuda")), on_request=True
+        "processes-device", "the same on a GPU, and 2 stages there", Program("psjob", "processes.py", ("--device", "cuda")), on_request=True
     ),
     Alone("memory", "100 MB, SGD, 1 worker, 1 shard: memory beyond what the work itself holds", Program("psjob", "memory_ps.py")),
     Alone("memory-adam", "the same with Adam", Program("psjob", "memory_ps.py", ("--optimizer", "adam"))),

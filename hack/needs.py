@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,6 +54,12 @@ def _compiler() -> bool:
     return any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
+def _cuda() -> bool:
+    """Whether torch sees a GPU; asked in a process of its own, since it takes seconds and this one needs no torch."""
+    asked = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
 def _helm() -> bool:
     return (ROOT / ".venv" / "bin" / "helm").exists() or shutil.which("helm") is not None
 
@@ -71,14 +78,21 @@ PACKAGES = Need("Debian packages for clusters and pages", lambda: not deps.missi
 BUILDER = Need(" and ".join(dockerfile.TOOLS), lambda: all(map(shutil.which, dockerfile.TOOLS)), "run: make deps")
 GIT = Need("git", lambda: shutil.which("git") is not None, "install git, and clone the repository with it")
 HELM = Need("helm", _helm, "run: make install; on another system than Linux install Helm 4 yourself")
+GPU = Need(
+    "an NVIDIA GPU that torch can use",
+    lambda: Path("/dev/nvidiactl").exists() and _cuda(),
+    "use a machine with a GPU and its driver, and run `PSJOB_GPU=1 make install` there; the same scripts run on the CPU in `make test` and "
+    "`make soak`",
+)
 NODES = (LINUX, ADMINISTRATOR, GO, PACKAGES)
 TARGETS = {
     "test-unit": Target(),
     "test": Target(),
     "test-cluster": Target((PLANE,)),
     "test-nodes": Target(NODES, (BUILDER,)),
+    "test-gpu": Target((GPU,)),
     "soak": Target(may=(*NODES, BUILDER)),
-    "test-all": Target(may=(*NODES, BUILDER)),
+    "test-all": Target(may=(*NODES, BUILDER, GPU)),
     "deps": Target((LINUX, ADMINISTRATOR, APT)),
     "lint": Target(may=(HELM, GO, COMPILER)),
     "wheels": Target((GIT,)),

@@ -81,6 +81,7 @@ CAUSES: Mapping[str, tuple[str, str]] = {
     "InitFailed": ("yes", "an init container failed"),
     "Unresponsive": ("yes", "a shard's status port did not answer for shards.progressDeadlineSeconds"),
     "Hung": ("yes", "a worker made no step for workers.progressDeadlineSeconds while others waited"),
+    "DeviceLost": ("yes", "a worker cannot use its GPU any more: an ECC error, an Xid, or a kernel that failed; the message has the words"),
     "UnfinishedExit": ("yes", "a worker ended with exit code 0 in the middle of training"),
     "Evicted": ("yes", "the kubelet evicted the pod for what it used itself"),
     "NodePressure": ("no", "the kubelet evicted the pod for what others used"),

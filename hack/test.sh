@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs one tier of the tests: hack/test.sh unit|test|cluster|nodes|soak, or `rest`, which is what CI runs after `test`: cluster, nodes and a sixth
+# Runs one tier of the tests: hack/test.sh unit|test|cluster|nodes|gpu|soak, or `rest`, which is what CI runs after `test`: cluster, nodes and a sixth
 # of what rotates, collected once. `build` makes what they need. More words go to pytest.
 # PSJOB_RUNNERS is the number of processes that run tests (three a core: most tests wait). A tier names what it could not run, and why.
 set -uo pipefail
@@ -8,7 +8,7 @@ export HOME=${HOME:-$(echo ~)} # some containers have none set
 CACHE=${PSJOB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/psjob-dev}
 RUNNERS=${PSJOB_RUNNERS:-$((3 * $(getconf _NPROCESSORS_ONLN)))}
 HERE=(tests/unit tests/simulation tests/tensors tests/live tests/e2e tests/scripts tests/frameworks tests/programs tests/restarts tests/docs)
-QUICK="not cluster and not nodes and not rotating and not soak"
+QUICK="not cluster and not nodes and not gpu and not rotating and not soak"
 # Bits are compared between processes, whose kernels must add in one order; and runners share the cores.
 export OMP_NUM_THREADS=1
 # pytest keeps the modules that it has rewritten, so that the next run starts sooner.
@@ -21,10 +21,11 @@ main() {
     test) tests "${HERE[@]}" -m "$QUICK" --budget test "$@" ;;
     cluster) build integration; perhaps tests tests -m "cluster and not nodes and not rotating and not soak" "$@" ;;
     nodes) build; perhaps tests tests -m "nodes and not rotating and not soak" "$@" ;;
-    rest) build; perhaps tests tests -m "(cluster or nodes or rotating) and not soak" --slice "$(python -m hack.testing.slices --current)" --touched "$(before)" --budget rest "$@" ;;
+    gpu) tests "${HERE[@]}" -m "gpu and not soak" "$@" ;;
+    rest) build; perhaps tests tests -m "(cluster or nodes or rotating) and not gpu and not soak" --slice "$(python -m hack.testing.slices --current)" --touched "$(before)" --budget rest "$@" ;;
     build) build ;;
-    soak) export PSJOB_HYPOTHESIS=soak; build; tests tests -m "rotating or soak" "$@" ;;
-    *) echo "test.sh: $tier: name one of unit, test, cluster, nodes, rest, soak, build" >&2; return 2 ;;
+    soak) export PSJOB_HYPOTHESIS=soak; build; tests tests -m "(rotating or soak) and not gpu" "$@" ;;
+    *) echo "test.sh: $tier: name one of unit, test, cluster, nodes, gpu, rest, soak, build" >&2; return 2 ;;
   esac
 }
 

@@ -26,6 +26,7 @@ WORDS = (
     ("--optimizer", str, "sgd", "sgd or adam"),
     ("--factor", float, 1.0, "psjob: what maxGradNorm multiplies the gradient by"),
     ("--what", str, "", "which of several ways, where a program has them"),
+    ("--device", str, "cpu", "where the model lies, cpu or cuda, in programs that know of devices"),
 )
 
 

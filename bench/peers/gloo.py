@@ -1,6 +1,6 @@
 """torch.distributed with gloo. `--what ps`: one rank sends its gradient, the other makes one fused step and sends the weights back, whole
 (a tensor at a time, with receives posted ahead, was slower). `--what allreduce`: every rank reduces its gradient with the others and
-makes its own fused step."""
+makes its own fused step; `--device cuda`: the gradient lies on the first GPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import os
 import clock
 import torch
 import torch.distributed as dist
+from on_device import device_of, wait_for
 
 
 def main() -> None:
     words = clock.asked(__doc__)
+    device_of(words)
     ranks = words.workers if words.what == "allreduce" else words.workers + 1
     if not words.part:
         (port,) = clock.free_ports(1)
@@ -65,7 +67,8 @@ def sgd(weight: torch.Tensor, grad: torch.Tensor) -> torch.optim.Optimizer:
 
 
 def reduce(words: argparse.Namespace) -> None:
-    grad, weight = torch.ones(words.megabytes * 250_000), torch.zeros(words.megabytes * 250_000)
+    device, elements = device_of(words), words.megabytes * 250_000
+    grad, weight = torch.ones(elements, device=device), torch.zeros(elements, device=device)
     optimizer = sgd(weight, grad)
     flag = torch.zeros(1)
 
@@ -73,6 +76,7 @@ def reduce(words: argparse.Namespace) -> None:
         dist.all_reduce(grad)
         grad.mul_(1.0 / words.workers)
         optimizer.step()
+        wait_for(device)
 
     def more(yes: bool) -> None:
         flag.fill_(float(yes))

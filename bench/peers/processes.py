@@ -1,6 +1,6 @@
 """A worker of two processes: seconds of a step whose gradients are there already, by where models lie and how the processes sum.
 
-`--what cuda`: both on the first GPU, and a job of two stages there beside it. Else on the CPU.
+`--device cuda`: both on the first GPU, and a job of two stages there beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import clock
 import psjob_run
 import torch
+from on_device import device_of
 from torch import nn
 
 import psjob as ps
@@ -27,7 +28,7 @@ WIDE, DEEP, BATCH = 2048, 8, 256
 
 def main() -> None:
     words = clock.asked(__doc__)
-    device = words.what or "cpu"
+    device = device_of(words).type
     if words.part == "sum":
         summing(device, words.megabytes, words.tensors)
         return
@@ -50,7 +51,7 @@ def job(words: Any, part: str, replicas: int, **spec: Any) -> tuple[float, str]:
     """Seconds of a step of rank 0, and what the log says of the sum."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "seconds.json"
-        command = [str(Path(__file__).resolve()), "--part", part, f"--what={words.what}", "--megabytes", str(words.megabytes)]
+        command = [str(Path(__file__).resolve()), "--part", part, f"--device={words.device}", "--megabytes", str(words.megabytes)]
         env = [{"name": "BENCH_FILE", "value": str(file)}]
         container = {"name": "worker", "image": "none", "command": ["python", *command], "env": env}
         pods = {"replicas": replicas, "template": {"spec": {"containers": [container]}}, **spec.pop("workers", {})}

@@ -1,6 +1,6 @@
 """psjob itself: shards and workers as processes of this machine, one step of an attached optimizer a cycle.
 
-`--what cuda`: the model lies on the first GPU. `--what unkept`: what a shard holds does not outlive its process.
+`--device cuda`: the model lies on the first GPU. `--what unkept`: what a shard holds does not outlive its process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import clock
 import job
 import torch
+from on_device import device_of, wait_for
 
 import psjob
 
@@ -22,13 +23,14 @@ UNKEPT = "unkept"
 def main() -> None:
     if UNKEPT in sys.argv:
         os.environ["PS_FORK_SERVER"] = "never"
+    device_of(clock.asked(__doc__))
     job.measure(__doc__, work)
 
 
 def work(words: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     each = words.megabytes * 250_000 // words.tensors
-    device = "cpu" if words.what == UNKEPT else words.what or "cpu"
+    device = device_of(words)
     model = torch.nn.ParameterList([torch.zeros(each, device=device) for _ in range(words.tensors)])
     kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     attached, optimizer = psjob.attach(model, kinds[words.optimizer](model.parameters(), lr=clock.RATE))
@@ -37,8 +39,7 @@ def work(words: argparse.Namespace) -> None:
 
     def step() -> None:
         optimizer.step()
-        if device != "cpu":
-            torch.cuda.synchronize()
+        wait_for(device)
 
     found = clock.cycles(step, words.seconds) if words.workers == 1 else clock.rounds(step)
     job.check_road()

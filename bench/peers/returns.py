@@ -2,11 +2,12 @@
 
 `--what process:1000` kills the process that serves in a shard's pod so often, `worker:20` a worker, `shard:20` a shard with its pod.
 Victims and moments, which fall anywhere in a step, follow from a seed. Two workers, two shards, sync; `--megabytes` of weights with Adam.
-Steps sleep for 20 ms.
+Steps sleep for 20 ms. `--device cuda`: the models lie on the first GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 import clock
 import psjob_run
 import torch
+from on_device import device_of
 
 import psjob as ps
 
@@ -35,8 +37,9 @@ MEGABYTES = 17
 def main() -> None:
     words = clock.asked(__doc__)
     if words.part:
-        train(words.megabytes, int(words.part))
+        train(words, int(words.part))
         return
+    device_of(words)
     what, _, count = (words.what or "process:40").partition(":")
     longer = 1 + words.megabytes // MEGABYTES
     apart = max(12, APART[what] // longer)
@@ -47,6 +50,7 @@ def main() -> None:
         step += draw.randint(apart // 2, 3 * apart // 2)
     with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(__file__).resolve()), "--part", str(step + EPOCH), "--megabytes", str(words.megabytes)]
+        command += ["--device", words.device]
         seconds = 120 + 10 * SLEEP * step * longer + 8 * len(faults)
         process = psjob_run.start(folder, command, 2, 2, words=faults, checkpoint={"periodSeconds": 2}, runPolicy={"backoffLimit": 1000})
         summary = psjob_run.ended(folder, process, seconds)
@@ -62,9 +66,10 @@ def main() -> None:
     clock.answer_rows(rows)
 
 
-def train(megabytes: int, steps: int) -> None:
+def train(words: argparse.Namespace, steps: int) -> None:
     torch.set_num_threads(1)
-    model = torch.nn.ParameterList([torch.zeros(megabytes * 62_500) for _ in range(4)])
+    device = device_of(words)
+    model = torch.nn.ParameterList([torch.zeros(words.megabytes * 62_500, device=device) for _ in range(4)])
     _, optimizer = ps.attach(model, torch.optim.Adam(model.parameters(), lr=clock.RATE))
     batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2 * EPOCH)))
     for _ in ps.epochs(-(-steps // EPOCH)):

@@ -134,6 +134,21 @@ def hang(tmp_path: Path, how: str) -> float:
     return said(ended, 2, "starts") - said(ended, 1, "hangs")
 
 
+LOST = "CUDA error: uncorrectable ECC error encountered"
+
+
+def test_a_worker_that_loses_its_gpu_is_one_failure_with_the_drivers_words(tmp_path: Path) -> None:
+    """A new process takes its place, not the same one again; the failure is counted once."""
+    job = manifest(tmp_path, "loses.py", LOST)
+    ended = run(tmp_path, job, timeout=200)
+    assert ended.code == 0, ended.told
+    assert ended.summary["restarts"] == {"DeviceLost": 1} and ended.summary["steps"] == 20, ended.told
+    first = log(ended, 1)
+    assert f"psjob: a GPU of this worker is lost: {LOST}. A new process is started." in first
+    assert log(ended, 2).count("start 2, rewinds 0") == 1
+    assert f"(DeviceLost); container worker: a GPU of this worker is lost: {LOST}; failures: 1" in ended.told, ended.told
+
+
 STEPS = 75
 """Of scripts/hard.py with two workers: 5 epochs of 15 rounds."""
 

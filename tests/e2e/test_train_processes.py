@@ -13,13 +13,13 @@ import torch
 from psjob.rules.optimizers import describe_optimizer
 from tests.e2e.workloads import mlp
 from tests.e2e.workloads.running import Ran, faults, finish, manifest, start, train
-from tests.support.hardware import DEVICES, repeatable
+from tests.support.hardware import on_devices, repeatable
 from tests.support.reference import reference
 from tests.support.soaking import rotating, soak
 
 STEPS = 40
 pytestmark = pytest.mark.timeout(1500)
-every_way = pytest.mark.parametrize(("device", "way"), [soak("cpu", "gloo"), *((device, "shared") for device in DEVICES)])
+every_way = pytest.mark.parametrize(("device", "way"), [soak("cpu", "gloo"), *on_devices("shared")])
 """If models lie, and how processes of a worker sum. All processes share one GPU here, which NCCL refuses."""
 
 

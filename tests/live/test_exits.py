@@ -169,6 +169,56 @@ def test_a_fork_that_never_ends_is_a_crash(tmp_path: Path) -> None:
     assert "counts as a crash" in ran.stderr
 
 
+LOSES = """
+import atexit, sys, threading, time
+from psjob.worker import exits
+exits.DEVICE_SECONDS = 0.3
+how = sys.argv[1]
+if how == "hangs":
+    atexit.register(time.sleep, 3600)
+elif how == "waits":
+    with exits.device_answers("cuda:0 (a GPU)"):
+        time.sleep(3600)
+elif how == "answers":
+    with exits.device_answers("cuda:0 (a GPU)"), exits.device_answers(""):
+        pass
+    time.sleep(0.6)
+    raise SystemExit
+elif how == "again":
+    exits.end_if_device_lost()
+    exits.note_lost_device("cuda:0 (a GPU) is lost", "look")
+    exits.note_lost_device("and so is another", "")
+    exits.end_if_device_lost()
+atexit.register(print, "handler")
+exits.lose_device("cuda:0 (a GPU) is lost", "look")
+raise RuntimeError("CUDA error")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said", "handled"),
+    [
+        ("plainly", contract.EXIT_DEVICE_LOST, "cuda:0 (a GPU) is lost", True),
+        ("hangs", contract.EXIT_DEVICE_LOST, "cuda:0 (a GPU) is lost", True),
+        ("again", contract.EXIT_DEVICE_LOST, "cuda:0 (a GPU) is lost", False),
+        ("waits", contract.EXIT_DEVICE_LOST, "cuda:0 (a GPU) is lost: it has not answered for 0.3 s", False),
+        ("answers", 0, "", False),
+    ],
+)
+def test_a_process_without_its_gpu_ends_in_time_and_says_why(tmp_path: Path, how: str, code: int, said: str, handled: bool) -> None:
+    """After its exit handlers, if these come to an end; before it would begin again in place."""
+    words = tmp_path / "words"
+    done = subprocess.run(
+        [sys.executable, "-c", LOSES, how],
+        env={**os.environ, contract.ENV_TERMINATION_LOG: str(words)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.count("handler")) == (code, handled), done.stderr
+    assert said in done.stderr
+    if said:
+        left = json.loads(words.read_text())
+        assert left.keys() == {"error"} and left["error"].startswith(said)
+
+
 STUCK = """
 from psjob.process.errors import refused_after
 with refused_after({seconds}, "it must return"):

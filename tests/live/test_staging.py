@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from psjob import contract
 from psjob.checkpoint.final import tensors_sha256
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.process.config import LocalConfig
-from psjob.worker.exchange import Exchange
+from psjob.worker.exchange import Exchange, GradientClip
 from psjob.worker.overlap import Overlap, tree_of
 from psjob.worker.staging import Staging
-from tests.live.live_shards import Worker, all_well, serving
+from tests.live.live_shards import Shards, Worker, all_well, serving
 from tests.live.slow_device import SlowAwaitedStaging, SlowStaging
 from tests.live.training import OPTIMIZERS, batch, build, loss_of
 from tests.support.hardware import DEVICES
@@ -263,3 +264,103 @@ def test_a_model_whose_copies_take_long_has_the_same_bits(tmp_path: Path, mode: 
     plain = trained(tmp_path / "plain", ways._replace(way="attach"), "cpu")
     found = trained(tmp_path / "slow", ways._replace(way=way), "cpu")
     assert found == ({rank: seen[-1:] for rank, seen in plain.items()} if way.endswith("overlap") else plain)
+
+
+def one(live: Shards, way: str, update_at: str | None) -> Worker:
+    """A worker on the CPU that exchanges in this way."""
+    model = build()
+    worker = Worker(live, 0, model, OPTIMIZERS["sgd"](model), overlap=way == "overlap")
+    if way == "staged":
+        use(worker, way, "cpu")
+    worker.attach()
+    if update_at != "local":
+        loss_of(model, batch(0, 0)).backward()
+        worker.optimizer.step()
+        worker.optimizer.zero_grad()
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("mode", "way", "update_at"),
+    [
+        ("sync", "attach", None), ("sync", "attach", "worker"), ("async", "attach", None), ("local", "attach", None),
+        ("sync", "staged", None), ("sync", "overlap", None),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("last_words")
+def test_a_model_that_is_cast_after_attach_is_refused_in_every_road(
+    tmp_path: Path, mode: str, way: str, update_at: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By the parameter's name, with what it was and is; no step is made of it."""
+    more: dict[str, Any] = {"local": LocalConfig(inner_steps=2)} if mode == "local" else {}
+    with serving(tmp_path, workers=1, shards=1, mode=mode, update_at=update_at, **more) as live:
+        worker = one(live, way, update_at)
+        made = worker.session.clock
+        worker.model.double()
+        x, y = batch(1, 0)
+        loss_of(worker.model, (x.double(), y)).backward()
+        with pytest.raises(SystemExit) as ended:
+            worker.optimizer.step()
+        told = capfd.readouterr().err
+        assert ended.value.code == contract.EXIT_REFUSED
+        assert "parameter 0.weight was float32 on cpu at attach, and is float64 on cpu now" in told
+        assert "Move the model before attach" in told
+        assert live.servers[0].store.clocks() in ({0: made}, {}), "nothing of it was pushed"
+        worker.die()
+
+
+def test_a_model_may_be_cast_after_its_last_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(tmp_path, workers=1, shards=1) as live:
+        worker = one(live, "staged", None)
+        worker.model.half()
+        assert worker.leave() == 0
+        assert "is float16 on cpu now" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["step", "clip", "forward with overlap", "batch"])
+@pytest.mark.usefixtures("last_words")
+def test_what_a_replay_would_leave_out_is_refused_in_a_capture(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in says that a stream is captured."""
+    with serving(tmp_path, workers=1, shards=1) as live:
+        worker = one(live, "overlap" if "overlap" in what else "staged", None)
+        loss = loss_of(worker.model, batch(1, 0))
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        loss.backward()
+        with pytest.raises(SystemExit) as ended:
+            if what == "step":
+                worker.optimizer.step()
+            elif what == "clip":
+                worker.job.clipping._clip(worker.job.parameters, "clip_grad_norm_", GradientClip(norm=1.0))
+            elif what == "batch":
+                worker.edge(0)
+            else:
+                worker.model(batch(1, 0)[0])
+        monkeypatch.undo()
+        assert ended.value.code == contract.EXIT_REFUSED
+        assert "was called while a CUDA graph is captured" in capfd.readouterr().err
+        assert live.servers[0].store.clocks() == {0: 1}
+        worker.die()
+
+
+def test_gradients_that_replays_write_are_sent_whole_at_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With overlap: a gradient that leaves in backward, and is written again by a replay, would be an old one."""
+    seen = []
+    for early in (False, True):
+        with serving(tmp_path / str(early), workers=1, shards=1) as live:
+            worker = one(live, "overlap" if early else "attach", None)
+            model = worker.model
+            loss = loss_of(model, batch(1, 0))
+            monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+            monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            loss.backward()
+            monkeypatch.undo()
+            for p in model.parameters():
+                if p.grad is not None:
+                    p.grad.data.mul_(3.0)  # no version counts it, as none counts a replay
+            worker.optimizer.step()
+            assert worker.leave() == 0
+            seen.append(tensors_sha256(model.parameters()))
+    assert seen[0] == seen[1]

@@ -1,20 +1,39 @@
 """Hardware that some machines lack: tests have a variant for it where it is there, and the run says so where it is not.
 
-`pytest -k cuda` runs all variants for a GPU.
+A variant for a GPU is marked `gpu`, and `make test-gpu` runs all of these.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
     import torch
 
 GPU = Path("/dev/nvidiactl").exists()
-DEVICES = ["cpu", "cuda"] if GPU else ["cpu"]
-"""For `pytest.mark.parametrize`."""
+NO_GPU = "needs an NVIDIA GPU, and this machine has none"
+
+
+def gpu(*values: Any) -> Any:
+    """One set of parameters for `make test-gpu`."""
+    return pytest.param(*values, marks=(pytest.mark.gpu, pytest.mark.skipif(not GPU, reason=NO_GPU)))
+
+
+def gpus() -> int:
+    """NVIDIA GPUs of this machine."""
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
+
+
+def on_devices(*more: Any) -> list[Any]:
+    """Sets of parameters, for `pytest.mark.parametrize`: a device and `more`. The one for a GPU is there where that is."""
+    return [pytest.param("cpu", *more), *([gpu("cuda", *more)] if GPU else [])]
+
+
+DEVICES = on_devices()
 
 
 def repeatable(device: str) -> torch.device:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from psjob_operator.api.status import Incident, JobStatus
-from psjob_operator.contract import EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
+from psjob_operator.contract import EXIT_DEVICE_LOST, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
 from psjob_operator.plan.observed_state import ObservedState, Process
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.restarts import Failing, tally_failures
@@ -64,6 +64,8 @@ MATCHES: list[tuple[str, Rule, dict[str, Any], bool]] = [
     ("the runtime's 75", {"onReasons": ["Retry"]}, ended(EXIT_RETRY, message=SAID), True),
     ("the script's 75", codes("In", EXIT_RETRY), ended(EXIT_RETRY), True),
     ("the runtime's 79", codes("NotIn", 1), ended(EXIT_HUNG, message='{"error": "hangs"}'), False),
+    ("the runtime's 80", codes("NotIn", 1), ended(EXIT_DEVICE_LOST, message='{"error": "lost"}'), False),
+    ("the runtime's 80, by its reason", {"onReasons": ["DeviceLost"]}, ended(EXIT_DEVICE_LOST, message='{"error": "lost"}'), True),
     ("the script's 79", codes("In", EXIT_HUNG), ended(EXIT_HUNG), True),
     ("no code at all", codes("NotIn", 1), {"node_lost": True}, False),
     ("a lost node", {"onReasons": ["NodeLost"]}, {"node_lost": True}, True),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from psjob_operator.api.status import LARGEST, JobStatus, stamp_exact
-from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY, MOST_RISE
+from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DEVICE_LOST, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY, MOST_RISE
 from psjob_operator.plan.observed_state import Exit, ObservedState
 from psjob_operator.plan.plan import plan
 from psjob_operator.plan.process_outcome import NOT_ADMITTED, outcome_of
@@ -202,7 +202,7 @@ def test_a_worker_cannot_say_that_a_checkpoint_is_lost() -> None:
     "message",
     ["", '{"error": "no data"}\n', "usage: train.py", '{"level": "error", "msg": "no data"}', '{"error": "x", "step": 3}', "[]", '"error"'],
 )
-@pytest.mark.parametrize("code", [EXIT_RETRY, EXIT_FENCED, EXIT_REFUSED, EXIT_CHECKPOINT_LOST, EXIT_HUNG])
+@pytest.mark.parametrize("code", [EXIT_RETRY, EXIT_FENCED, EXIT_REFUSED, EXIT_CHECKPOINT_LOST, EXIT_HUNG, EXIT_DEVICE_LOST])
 def test_a_scripts_own_exit_code_is_not_taken_for_the_runtimes(code: int, message: str) -> None:
     """The kubelet gives the end of the log where a process leaves no message, which may be a line of JSON."""
     decided = plan(running(worker_1=pod("worker", 1, **ended(code, message=message))), NOW)

@@ -19,7 +19,7 @@ import pytest
 
 from psjob_operator import render
 from psjob_operator.api.status import JobStatus
-from psjob_operator.contract import EXIT_HUNG
+from psjob_operator.contract import EXIT_DEVICE_LOST, EXIT_HUNG
 from psjob_operator.plan.actions import CreateProcess, DeleteProcess, EnsureConfig, Plan
 from psjob_operator.plan.observed_state import ObservedState, Process, ResumeSource
 from psjob_operator.plan.plan import plan
@@ -138,10 +138,13 @@ def test_without_a_limit_nobody_is_ended() -> None:
     assert not plan(limited([{"rank": 1, "start": 1, "seconds": 6.2}], limit=None), NOW).intent
 
 
-def test_a_worker_that_ended_because_it_was_told_is_counted_as_hung() -> None:
-    told = '{"error": "this worker has made no step"}'
-    decided = plan(limited([], worker_1=pod("worker", 1, **ended(EXIT_HUNG, message=told))), NOW)
-    assert decided.status.restarts.causes == {"Hung": 1} and decided.status.restarts.counted == 1
+@pytest.mark.parametrize(("code", "cause"), [(EXIT_HUNG, "Hung"), (EXIT_DEVICE_LOST, "DeviceLost")])
+def test_what_the_runtime_says_of_a_failure_is_its_cause_and_is_counted(code: int, cause: str) -> None:
+    """A worker that was told that it hangs, and one whose GPU is lost."""
+    told = '{"error": "cuda:0 is lost to this process"}'
+    decided = plan(limited([], worker_1=pod("worker", 1, **ended(code, message=told))), NOW)
+    assert decided.status.restarts.causes == {cause: 1} and decided.status.restarts.counted == 1
+    assert any("cuda:0 is lost to this process" in it.message for it in decided.status.conditions)
     assert names(decided) == ["job-worker-1-r2"]
 
 

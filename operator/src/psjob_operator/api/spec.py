@@ -414,13 +414,13 @@ class FailureRule(Model):
     role: Literal["shard", "worker", "any"] = "any"
     """Processes that the rule is for."""
     on_exit_codes: ExitCodes | None = None
-    """Exit codes of a process that ended by itself. Those that the runtime gives have the reasons Retry, Fenced and Hung instead."""
+    """Exit codes of a process that ended by itself. Those that the runtime gives have the reasons Retry, Fenced, Hung and DeviceLost."""
     on_pod_conditions: list[PodCondition] | None = None
     """Conditions of its pod, one of which it must have; at most 20. Locally there are none."""
     on_signals: list[int] | None = None
     """Numbers of the signals that ended it, such as 11 for SIGSEGV; 1..64, at most 16. An exit code of 128 + n is signal n."""
     on_reasons: list[str] | None = None
-    """Causes as `status.restarts.causes` has them, such as Error, OOMKilled, Evicted, Hung, NodeLost; at most 16."""
+    """Causes as `status.restarts.causes` has them, such as Error, OOMKilled, Evicted, Hung, DeviceLost, NodeLost; at most 16."""
 
 
 class PodCondition(Model):

@@ -11,7 +11,15 @@ from typing import Any, Literal
 from psjob_operator import contract
 from psjob_operator.api.spec import FailureRule
 from psjob_operator.api.status import short
-from psjob_operator.contract import EXIT_CHECKPOINT_LOST, EXIT_DONE, EXIT_FENCED, EXIT_HUNG, EXIT_REFUSED, EXIT_RETRY
+from psjob_operator.contract import (
+    EXIT_CHECKPOINT_LOST,
+    EXIT_DEVICE_LOST,
+    EXIT_DONE,
+    EXIT_FENCED,
+    EXIT_HUNG,
+    EXIT_REFUSED,
+    EXIT_RETRY,
+)  # fmt: skip
 from psjob_operator.plan.observed_state import Exit, Process, Role
 
 SIGNALLED = 128
@@ -127,7 +135,7 @@ def matching_rule(rules: Sequence[FailureRule], role: Role, process: Process | N
 
 def _meets(rule: FailureRule, role: Role, process: Process | None, found: ProcessOutcome) -> bool:
     # The exit code of a process that was preempted or deleted is what was done to it; the runtime's own codes have causes.
-    own = found.counted and found.cause not in ("Hung", UNFINISHED)
+    own = found.counted and found.cause not in ("Hung", "DeviceLost", UNFINISHED)
     exit = process.exit if process is not None and own else None
     code = 0 if exit is None else exit.code or SIGNALLED + exit.signal
     signal = 0 if exit is None else exit.signal or code - SIGNALLED
@@ -154,6 +162,8 @@ def _ended(process: Process, exit: Exit) -> ProcessOutcome:
         return ProcessOutcome("fatal", "CheckpointLost", message=_sentence(exit))
     if exit.code == EXIT_HUNG and process.role == "worker" and ours:
         return ProcessOutcome("lost", "Hung", counted=True, message=_sentence(exit))
+    if exit.code == EXIT_DEVICE_LOST and process.role == "worker" and ours:
+        return ProcessOutcome("lost", "DeviceLost", counted=True, message=_sentence(exit))
     if exit.code == EXIT_FENCED and ours:
         message = exit.message if process.role == "shard" else _sentence(exit)
         return ProcessOutcome("lost", "Fenced", message=message, fenced_by=_fenced_by(process, exit))

@@ -37,7 +37,10 @@ def environment(
     }
 
 
-RUNTIME = frozenset({contract.EXIT_RETRY, contract.EXIT_FENCED, contract.EXIT_REFUSED, contract.EXIT_CHECKPOINT_LOST, contract.EXIT_HUNG})
+RUNTIME = frozenset({
+    contract.EXIT_RETRY, contract.EXIT_FENCED, contract.EXIT_REFUSED, contract.EXIT_CHECKPOINT_LOST, contract.EXIT_HUNG,
+    contract.EXIT_DEVICE_LOST,
+})  # fmt: skip
 """Exit codes with which psjob ends a process: the planner has an answer to each, and starting again in place is none."""
 
 

@@ -41,6 +41,7 @@ from psjob.api.rule_choice import check_kind
 from psjob.api.stage_cuts import check_first_values
 from psjob.api.training_job import TrainingJob
 from psjob.embeddings.row_tables import attach_alone
+from psjob.layout import devices
 from psjob.process import config, errors, own_files, supervise
 from psjob.process.errors import Refused, exit_refused, refuse
 from psjob.process.startup import integration_of, integrations_in_use
@@ -162,7 +163,7 @@ def _checked(
         raise Refused(f"attach was called in a process of role {place.role}")
     if twice := sorted(stateful.keys() & _wanted.keys()):
         raise Refused(f"attach(…, {twice[0]}=…) was given twice; take another name for it")
-    supervise.guard()
+    supervise.guard(_end_broken)
     rewind.check_possible()
     rewind.claim_place(place)
     cuts = stage_cuts.known_cuts(model, place.config)
@@ -235,7 +236,7 @@ def _watch_exit(job: TrainingJob) -> None:
         job.session.stop()
 
     if threading.current_thread() is not threading.main_thread():
-        exits.watch_thread()
+        exits.watch_thread(_look_for_device)
     terminations = exits.Terminations(on_term)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, on_term)
@@ -244,6 +245,8 @@ def _watch_exit(job: TrainingJob) -> None:
 
     def on_error(kind: Any, value: Any, trace: Any) -> None:
         crashes(kind, value, trace)
+        if _look_for_device(value):
+            return
         if job.comes_back and (issubclass(kind, MISSING) or kind is RuntimeError):
             try:
                 job.refuse(LINES_AGAIN.format(kind=kind.__name__, value=str(value)[:200]))
@@ -252,6 +255,32 @@ def _watch_exit(job: TrainingJob) -> None:
 
     sys.excepthook = on_error
     exits.watch_exit(lambda: job.session.joined and not job.session.state.ended, leave)
+
+
+def _where() -> str:
+    """The GPUs of the attached model, in words; empty: it has none."""
+    if current is None:
+        return ""
+    try:
+        return devices.gpus_of(current.parameters)
+    except RuntimeError:  # torch has not asked for their names before, and the driver tells nothing any more
+        return " or ".join(dict.fromkeys(str(p.device) for p in current.parameters if p.is_cuda))
+
+
+def _look_for_device(error: BaseException) -> bool:
+    """The script ends with this error: does it say that its GPU is lost? Then the process ends as one that has lost it."""
+    lost = devices.lost_device(error)
+    if lost is not None:
+        exits.lose_device(lost.fact(_where()), lost.step)
+    return lost is not None
+
+
+def _end_broken(sentence: str) -> None:
+    """A thread of psjob's has failed: end this process, as one that has lost its GPU where the error says so."""
+    lost = devices.lost_device(sentence)
+    if lost is not None:
+        exits.end_device_lost(lost.fact(_where()), lost.step)
+    supervise.end_broken(sentence)
 
 
 Reconstruction = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

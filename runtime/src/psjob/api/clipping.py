@@ -22,6 +22,7 @@ from torch.nn import utils
 
 from psjob.api.attachable import Pair
 from psjob.api.script_changes import LeftGradients
+from psjob.layout import devices
 from psjob.process.errors import Refused
 from psjob.worker.exchange import GradientClip
 
@@ -177,6 +178,8 @@ class Clipping:
         return self._applies and any(id(p) in attached for p in given)
 
     def _clip(self, given: list[torch.Tensor], name: str, clip: GradientClip) -> None:
+        if devices.capturing():
+            self._refuse(devices.in_capture(name, "clip after each replay, right before optimizer.step()"))
         if self._rows:
             self._refuse(f"{name}: the rows that lie on the shards have no part in the mean gradient that is clipped; leave clipping out")
         there = {p for p in given if p.grad is not None}

@@ -33,7 +33,7 @@ from psjob.api import advice, values
 from psjob.api.attachable import AT_ONCE, Pair
 from psjob.api.sample_order import attributes, seeded
 from psjob.embeddings.row_tables import Table
-from psjob.layout import memory, packing
+from psjob.layout import devices, memory, packing
 from psjob.protocol.coordinator.consistency import BEGIN, BUFFER, END, FROZEN, OTHER, TRAINED, WHOLE, WINDOWS
 from psjob.worker.exchange import GradientClip
 from psjob.worker.overlap import Hook, before_forward
@@ -128,6 +128,7 @@ class WeightDigests:
             return
         self._last = look, clock
         if snapshot:
+            self._session.exchange.finish()  # weights that are landing are no worker's own
             self._whole(clock, WHOLE)
         elif clock % (LANDED if self._session.exchange.overlaps or self._session.exchange.delay else EVERY) == 0:
             self._session.exchange.finish()
@@ -541,7 +542,8 @@ BYTES = 1 << 16
 class FirstInputs:
     """Looks at the first tensor that the model is given in each of the first steps, until `done` has them.
 
-    If the model itself is not called, as a LightningModule, it is the module that runs first.
+    If the model itself is not called, as a LightningModule, it is the module that runs first. While a CUDA graph is captured nothing is
+    looked at: its values are not there yet.
     """
 
     def __init__(self, model: torch.nn.Module, done: Callable[[list[int]], None]) -> None:
@@ -571,7 +573,7 @@ class FirstInputs:
     def _look(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if torch.is_grad_enabled() and self._first in (None, module):
             first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
-            if first is not None and (values := memory.underneath(first)) is not None and values.numel():
+            if first is not None and (values := memory.underneath(first)) is not None and values.numel() and not devices.capturing():
                 self._first = module
                 with torch._C._DisableFuncTorch():
                     self._open = sum_of(values, self._open)

@@ -16,7 +16,7 @@ from psjob.api.training_job import TrainingJob
 from psjob.checkpoint import disk, files
 from psjob.checkpoint.disk import CheckpointProblem
 from psjob.embeddings.embedding import exported, unwinding
-from psjob.layout import memory
+from psjob.layout import devices, memory
 from psjob.process import config
 from psjob.process.errors import Refused, refuse
 
@@ -101,6 +101,8 @@ def report(**numbers: float | int | torch.Tensor) -> None:
     job = attaching.current
     if job is None or job.behind:
         return
+    if devices.capturing():
+        job.refuse(devices.in_capture("ps.report", "report after a replay"))
     plain = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in numbers.items()}
     job.totals.by_script |= "total" in plain
     if job.rounds is not None and "total" in plain:
@@ -145,6 +147,8 @@ def wait() -> None:
         >>> ps.wait()
     """
     if attaching.current is not None:
+        if devices.capturing():
+            attaching.current.refuse(devices.in_capture("ps.wait", "wait outside of the capture"))
         attaching.current.wait()
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, Protocol
 import torch
 
 from psjob.api import advice
+from psjob.layout import devices
 from psjob.worker.session import WorkerSession
 
 VALUES: Final = 1 << 14
@@ -256,10 +257,13 @@ class WeightGuard:
     ) -> None:  # fmt: skip
         self._session, self._steps_alone, self._lands_later = session, steps_alone, lands_later
         self._carry_out, self._refuse = carry_out, refuse
+        self._placement = devices.Placement([], [])
+        self._parameters = parameters
         self._weights = WeightChangeDetector(parameters, _SharedWeights(session, parameters))
 
     def joined(self) -> None:
         """The model holds the job's weights for the first time."""
+        self._placement = devices.Placement([spec.name for spec in self._session.layout.table], self._parameters)
         self._weights.remember()
 
     def stepped(self) -> None:
@@ -273,6 +277,7 @@ class WeightGuard:
 
     def refuse_before_step(self) -> None:
         """The next step would undo what was changed."""
+        self.refuse_moved()
         if not self._steps_alone and (found := self._change()) is not None:
             self._refuse(
                 f"parameter {found[0]} was changed by hand after step {self._session.clock} ({found[1].seen}), and the shards hold "
@@ -281,8 +286,16 @@ class WeightGuard:
             )
         self._weights.forget()
 
+    def refuse_moved(self) -> None:
+        """In every mode: the shards, and the copies from and to the model, are made for what was there at attach."""
+        if problem := self._placement.moved():
+            self._carry_out(self._session.check)  # the shards may have begun anew
+            self._refuse(f"{problem}. The shards have the job's weights as they were at attach. {devices.MOVE_BEFORE}")
+
     def refuse_without_step(self, made: int) -> None:
         """The script trains in another way than by the attached optimizer, of which it has come through `made` steps."""
+        if made == 0:
+            self.refuse_moved()
         if made == 0 and (found := self._change()) is not None:
             self._refuse(
                 f"parameter {found[0]} was changed by hand ({found[1].seen}), and no step of the attached optimizer was made. "
@@ -292,6 +305,16 @@ class WeightGuard:
     def leave(self, made: int) -> bool:
         """The job ends, after `made` steps, with the weights of the last; has the script left them in the model?"""
         self.refuse_without_step(made)
+        if problem := self._placement.moved(all_of_them=True):
+            if self._steps_alone:
+                self._refuse(f"{problem}, and the job takes its last weights from the workers. Move or cast a copy of the model")
+            print(
+                f"psjob: {problem}; final.safetensors holds the weights of the last step as they were at attach",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._weights.forget()
+            return False
         found = None if self._steps_alone else self._change()
         if found is not None:
             print(
@@ -380,9 +403,13 @@ WATCHED: Final = 8
 
 
 class WatchedGradients:
-    """Of a few small parameters: have their gradients changed since the script was given a batch, or since its last step?"""
+    """Of a few small parameters: have their gradients changed since the script was given a batch, or since its last step?
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+    For `is_graphed` see `LeftGradients`.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], is_graphed: Callable[[torch.Tensor], bool]) -> None:
+        self._is_graphed = is_graphed
         self.small = sorted((p for p in parameters if p.requires_grad), key=torch.Tensor.numel)[:WATCHED]
         self._given: list[tuple[torch.Tensor | None, int]] = []
         self._left: list[tuple[weakref.ref[torch.Tensor] | None, int]] = []
@@ -405,7 +432,7 @@ class WatchedGradients:
     def waiting(self) -> bool:
         """Do gradients wait that were added after the last step? No record holds them."""
         left = [(None if ref is None else ref(), version) for ref, version in self._left] or [(None, -1)] * len(self.small)
-        return any(p.grad is not None and bool(p.grad.any()) for p in self._changed_since(left))
+        return any(p.grad is not None and not self._is_graphed(p.grad) and bool(p.grad.any()) for p in self._changed_since(left))
 
     def _changed_since(self, then: Sequence[tuple[torch.Tensor | None, int]]) -> list[torch.Tensor]:
         """Those whose gradient is another one than then, or was written to."""
@@ -447,7 +474,10 @@ CHANGED: Final = (
 
 
 class LeftGradients:
-    """Of all parameters. A few small ones show what becomes of all: those of `watched`, by row."""
+    """Of all parameters. A few small ones show what becomes of all: those of `watched`, by row.
+
+    A gradient that was made while a CUDA graph is captured is written by each replay, which no version counts. It is taken for fresh.
+    """
 
     counts_again = True
     """It is put back where the script stands, and not before."""
@@ -462,7 +492,13 @@ class LeftGradients:
         """By row, a gradient that was added to before it was cleared, and why no step may be made of it."""
         self._clipped: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         """By row, a gradient as it was when the script clipped it for the step that comes."""
-        self._hooks: dict[int, Any] = {}
+        self._graphed: dict[int, weakref.ref[torch.Tensor]] = {}
+        """By row, a gradient that was made in a capture."""
+        self._hooks: dict[int, Any] = {
+            row: self._parameters[row].register_post_accumulate_grad_hook(self._added(row))  # type: ignore[no-untyped-call]
+            for row in self._watched
+            if parameters[row].requires_grad  # a frozen one has no such hook, and is looked at by the step itself
+        }
         self._pushed: Sequence[torch.Tensor | None] = ()
         """The gradients of the step that is made now, by row; empty: none is made, or nobody has said them."""
         self._within: Callable[[int], bool] = _none
@@ -530,16 +566,22 @@ class LeftGradients:
     def _arm(self, rows: Any, why: str) -> None:
         for row in rows:
             grad = self._parameters[row].grad
-            if row in self._watched and grad is not None:
+            if row in self._watched and grad is not None and not self.is_graphed(grad):
                 self._armed[row] = weakref.ref(grad), grad._version, why
-        for row in self._armed.keys() - self._hooks.keys():
-            if self._parameters[row].requires_grad:  # a frozen one has no such hook, and is looked at by the step itself
-                self._hooks[row] = self._parameters[row].register_post_accumulate_grad_hook(self._added(row))  # type: ignore[no-untyped-call]
+
+    def is_graphed(self, grad: torch.Tensor) -> bool:
+        """Is it the memory into which a captured graph writes? Between two replays it says nothing."""
+        return any(made() is grad for made in self._graphed.values())
 
     def _added(self, row: int) -> Callable[[torch.Tensor], None]:
         """Autograd adds in place: what was cleared before is another tensor by then, or was written to twice."""
 
         def hook(p: torch.Tensor) -> None:
+            if devices.capturing():
+                if p.grad is not None:
+                    self._graphed[row] = weakref.ref(p.grad)
+                    self._armed.pop(row, None)
+                return
             if (armed := self._armed.get(row)) is not None:
                 grad, version, why = armed
                 if self._is_as(row, (grad, version + 1)):

@@ -24,6 +24,7 @@ from psjob.api import auto_cuts, stage_cuts
 from psjob.api.consistency import sum_of
 from psjob.api.stage_cuts import StageMemory
 from psjob.api.training_job import TrainingJob
+from psjob.layout import devices
 from psjob.pipeline import predict, schedule
 from psjob.pipeline.cuts import Cuts, needs_example, split_model
 from psjob.pipeline.predict import check_correction
@@ -271,6 +272,8 @@ class StageTurns:
     def step(self, x: Any, y: Any) -> torch.Tensor:
         """The script is given a batch. Returns the mean loss of the newest batch that is through."""
         pipe, job, flushes = self.pipe, self.job, self.way.flushes
+        if devices.capturing():
+            job.refuse(devices.in_capture("pipe.step", "leave it to pipe.step, which runs a stage's kernels as they are"))
         number = job.session.clock if flushes else self.schedule.stepped
         if number == job.piped:
             job.refuse(f"pipe.step was called twice in step {number}. Call it once for each optimizer.step(), with more microbatches")

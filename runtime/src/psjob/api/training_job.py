@@ -34,6 +34,7 @@ from psjob.api.rule_choice import LrScaling, as_it_runs, check_state_size, chose
 from psjob.api.script_changes import LeftGradients, OwnGradients, WatchedGradients, WeightGuard, dense
 from psjob.api.stage_cuts import buffers_told
 from psjob.embeddings.row_tables import RowTables
+from psjob.layout import devices
 from psjob.process import config, own_files
 from psjob.process.errors import Refused, exit_refused, leave_message
 from psjob.protocol.worker.local_group import split_records
@@ -111,7 +112,7 @@ class TrainingJob:
         self.owes = 0
         """Steps of batches given again that were left out where batches are read ahead; they are made between passes."""
         self.steps = Stepping()
-        self.watched = WatchedGradients(self.parameters)
+        self.watched = WatchedGradients(self.parameters, lambda grad: self.left.is_graphed(grad))
         small = {id(p) for p in self.watched.small}
         self.left = LeftGradients(self.parameters, [row for row, p in enumerate(self.parameters) if id(p) in small and p.is_leaf])
         """Those of the last step, which a script should clear."""
@@ -347,6 +348,8 @@ class TrainingJob:
 
         A record belongs to the start of a round, and to a moment at which no gradient is accumulated: a step is begun anew from it.
         """
+        if devices.capturing():
+            self.refuse(devices.in_capture("ps.shard's loader", "copy each batch into the graph's input before its replay"))
         if self.places.batches:
             self.weight_guard.refuse_without_step(self.made)
         using = self.training or (torch.is_grad_enabled() and self.watched.changed)
@@ -427,6 +430,8 @@ class TrainingJob:
 
     def step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         """One step, of the parameters of `pair`. `original` makes the optimizer's own step (worker-side update)."""
+        if devices.capturing():
+            self.refuse(devices.in_capture("optimizer.step()", "call optimizer.step() after each replay"))
         if pair not in self.pairs:
             self.refuse(f"{pair.plain.__name__} makes a step, and {self.pairs[0].plain.__name__} was attached in its place; step that one")
         by_steps = not self.places.known
@@ -520,6 +525,7 @@ class TrainingJob:
             if p.grad is not None and scale != 1.0:
                 p.grad.mul_(scale)
         optimizers.clear_marks(self._stepping.optimizer)
+        self.weight_guard.refuse_moved()
         self.weight_guard.forget()
         self.carry_out(lambda: rounds.step(original, skip))
 
@@ -642,6 +648,7 @@ class TrainingJob:
             how, message = "refused", str(refused)
         self.session.close(0.0 if how == "rewind" else JOIN_SECONDS)  # exec ends threads; one may be dialling a shard that is gone
         if how == "rewind":
+            exits.end_if_device_lost()
             self.session.begin_again(message, trackers.hand_over())
         if how == "refused":
             self.refuse(message)

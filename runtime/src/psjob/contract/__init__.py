@@ -218,6 +218,9 @@ EXIT_CHECKPOINT_LOST: Final = 78
 EXIT_HUNG: Final = 79
 """A worker was told that others have waited too long for its step. It has written the stacks of its threads to its log. Counted.
 The termination message holds the sentence: `{"error": "..."}`."""
+EXIT_DEVICE_LOST: Final = 80
+"""A worker's GPU, or the driver's context on it, can be used no more by this process: after an ECC error, an Xid, a kernel that failed.
+Counted; a new process is started. The termination message holds the sentence, with the driver's words: `{"error": "..."}`."""
 ENDING_KEYS: Final = frozenset({"error", "ending", "refused", "fenced"})
 """The termination message of a worker that the runtime ends has no others, whatever its exit code; `ending` may be empty. The codes
 above without such a message are the script's own. `refused` is true if a process was refused that multiprocessing or a launcher has

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Final, Protocol
 
 import torch
 
+from psjob.layout import devices
+from psjob.process.errors import refuse
 from psjob.worker.rows import RowGrads, RowRequest
 
 PART_BYTES: Final = 32 << 20
@@ -168,6 +170,8 @@ class Lookup(torch.nn.Module, abc.ABC):
 
     def flat(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids as a vector of int64 in this process's memory. Raises TypeError if they are no whole numbers."""
+        if devices.capturing():
+            refuse(devices.in_capture("a look-up of rows that lie on the shards", "leave what looks up rows outside of it"))
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise TypeError(f"ids of rows are whole numbers, got {ids.dtype}")
         return ids.detach().to("cpu", torch.int64).reshape(-1)

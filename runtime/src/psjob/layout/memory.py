@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +42,29 @@ def has_bytes(tensor: torch.Tensor) -> bool:
 def contiguous_values(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a dense tensor as one that has bytes; the tensor itself, detached, if it has them."""
     return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+
+
+def all_contiguous_values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """As `contiguous_values` of each. What lies on one GPU crosses in one copy: each would wait for all that the GPU has begun."""
+    found = [tensor if tensor.is_cuda else contiguous_values(tensor) for tensor in tensors]
+    for device in dict.fromkeys(tensor.device for tensor in found if tensor.is_cuda):
+        rows = [row for row, tensor in enumerate(found) if tensor.device == device]
+        for row, tensor in zip(rows, crossed([found[row] for row in rows]), strict=True):
+            found[row] = tensor
+    return found
+
+
+def crossed(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Dense tensors of one device in this host's memory, parts of one copy."""
+    plain = [tensor.detach().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+    order = sorted(range(len(plain)), key=lambda row: -plain[row].element_size())  # each begins at a multiple of its size
+    flat = torch.cat([plain[row].reshape(-1).view(torch.uint8) for row in order]).to("cpu") if order else None
+    found, at = list(plain), 0
+    for row in order:
+        assert flat is not None
+        found[row] = flat[at : at + plain[row].nbytes].view(plain[row].dtype).view(plain[row].shape)
+        at += plain[row].nbytes
+    return found
 
 
 def underneath(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -95,7 +119,7 @@ def page_lock(address: int, size: int, device: torch.device, read_only: bool = F
 def page_unlock(address: int, device: torch.device) -> None:
     """Unlock what was locked at this address for this device. No copy from or to it may be under way."""
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):
+    with contextlib.suppress(RuntimeError), torch.cuda.device(device):  # a device that is lost unlocks nothing, and its process ends
         if int(cudart.cudaHostUnregister(address)):
             _forget_error(device)
 

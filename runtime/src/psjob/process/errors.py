@@ -86,6 +86,7 @@ def leave_message(body: dict[str, object], again: bool = False) -> None:
 
 
 _ends_refused = False
+_ends_as = 0
 _is_of_a_script = False
 
 
@@ -97,11 +98,18 @@ def end_at_second_refusal() -> None:
 
 @atexit.register  # as one of the last: other handlers, which were registered later, have run
 def _end_refused() -> None:
-    """The process of a job that was refused ends with EXIT_REFUSED, whatever its script has caught."""
-    if _ends_refused and contract.ENV_ROLE in os.environ:
+    """The process of a job that was refused ends with EXIT_REFUSED, whatever its script has caught; or as `set_exit_status` says."""
+    status = contract.EXIT_REFUSED if _ends_refused and contract.ENV_ROLE in os.environ else _ends_as
+    if status:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(contract.EXIT_REFUSED)
+        os._exit(status)
+
+
+def set_exit_status(status: int) -> None:
+    """After its exit handlers this process ends with this status, and at once: what libraries do after those is left out."""
+    global _ends_as
+    _ends_as = status
 
 
 def exit_refused(message: str) -> NoReturn:

@@ -29,7 +29,7 @@ _ends = threading.RLock()
 def guard(end: Callable[[str], None] | None = None) -> None:
     """From now on a broken thread of this process ends it: by `end(sentence)`, or at once with the sentence as termination message."""
     global _end
-    _end = end or _leave
+    _end = end or end_broken
 
 
 def thread(target: Callable[..., None], name: str, *args: Any) -> threading.Thread:
@@ -83,7 +83,8 @@ def _at(trace: TracebackType | None) -> str:
     return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno} {frames[-1].name})" if frames else ""
 
 
-def _leave(sentence: str) -> None:
+def end_broken(sentence: str) -> None:
+    """End this process now as a crash, with the sentence as its termination message."""
     print(f"psjob: {sentence}", file=sys.stderr, flush=True)
     leave_message({"problem": sentence})
     logging.shutdown()

@@ -173,14 +173,18 @@ class RecordPacker:
         if record.rng is not self._rng:
             tensors: list[torch.Tensor] = []
             self._json = _dumps(record.rng, tensors, "rng")
-            self._rng, self._tensors, self._raw = record.rng, tensors, b"".join(memory.view(t) for t in _plain(tensors))
+            self._rng, self._tensors, self._raw = (
+                record.rng,
+                tensors,
+                b"".join(memory.view(t) for t in memory.all_contiguous_values(tensors)),
+            )
         tensors = list(self._tensors)
         rest = {
             "cursor": record.cursor, "step": record.step, "buffers": record.buffers, "stateful": record.stateful,
             "groups": record.groups, "wire": record.wire, "beginning": record.beginning, "built": record.built, "unsaved": record.unsaved,
         }  # fmt: skip
         body = f'{_dumps(rest, tensors)[:-1]},"rng":{self._json}}}'.encode()
-        plain = _plain(tensors[len(self._tensors) :])
+        plain = memory.all_contiguous_values(tensors[len(self._tensors) :])
         data = (memory.view(tensor) for tensor in plain)
         header = self._header_of([*self._tensors, *plain])
         blob = b"".join([MAGIC, struct.pack("<IQ", FORMAT, len(body)), body, header, self._raw, *data])
@@ -283,12 +287,8 @@ def _dumps(value: Any, tensors: list[torch.Tensor], path: str = "") -> str:
         raise Refused(str(error)) from None
 
 
-def _plain(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [memory.contiguous_values(tensor) for tensor in tensors]
-
-
 def _write_tensors(tensors: Sequence[torch.Tensor]) -> bytes:
-    plain = _plain(tensors)
+    plain = memory.all_contiguous_values(tensors)
     header, _ = files.make_header([(str(i), str(t.dtype).removeprefix("torch."), tuple(t.shape)) for i, t in enumerate(plain)])
     return b"".join([header, *(memory.view(tensor) for tensor in plain)])
 

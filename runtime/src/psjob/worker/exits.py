@@ -10,6 +10,9 @@ they run after it has noted its exit code.
 A worker that hangs writes the stacks of its threads to its log and exits. Shard 0 tells a link's thread, which does it where the
 interpreter runs. A thread that blocks in C and holds the interpreter lock keeps every Python thread from running. Then a thread of
 faulthandler, which needs no lock, writes the stacks, and the planner ends the process. A process that is stopped (SIGSTOP) writes nothing.
+
+A process that has lost its GPU ends as a failure of its own kind, in a limited time, and does not begin again in place. What libraries do
+at their end may wait for the device forever.
 """
 
 from __future__ import annotations
@@ -62,8 +65,11 @@ def watch_exit(concerned: Callable[[], bool], ended_well: Callable[[], None]) ->
     ExitWatch(concerned, ended_well)
 
 
-def watch_thread() -> None:
-    """The script trains in this thread. An error that ends it ends the process, which would come to its own end as if nothing had been."""
+def watch_thread(told: Callable[[BaseException], object]) -> None:
+    """The script trains in this thread. An error that ends it ends the process, which would come to its own end as if nothing had been.
+
+    `told` is called with it first.
+    """
     own, hook = threading.get_ident(), threading.excepthook
 
     def on_error(of: threading.ExceptHookArgs) -> None:
@@ -72,7 +78,9 @@ def watch_thread() -> None:
         hook(of)
         code = of.exc_value.code if isinstance(of.exc_value, SystemExit) else CRASHED
         if threading.get_ident() == own and code not in (0, None):
-            finish(code if isinstance(code, int) else CRASHED)
+            if of.exc_value is not None:
+                told(of.exc_value)
+            finish(contract.EXIT_DEVICE_LOST if _lost else code if isinstance(code, int) else CRASHED)
 
     threading.excepthook = on_error
 
@@ -232,6 +240,58 @@ def _flush() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             pass
+
+
+DEVICE_SECONDS = 30.0
+"""For exit handlers of a process that has lost its GPU, and for copies from and to one that may be lost."""
+XID = "Look for Xid in the node's kernel log"
+_lost: tuple[str, str] | None = None
+"""What was said of the GPU that is lost, and what to do about it."""
+
+
+def note_lost_device(fact: str, step: str) -> None:
+    """A GPU of this process is lost: this was seen by a call whose error goes no further."""
+    global _lost
+    _lost = _lost or (fact, step)
+
+
+def lose_device(fact: str, step: str) -> None:
+    """The script ends, since its GPU is lost. Its exit handlers run, for DEVICE_SECONDS at most; then it ends with EXIT_DEVICE_LOST."""
+    note_lost_device(fact, step)
+    errors.set_exit_status(contract.EXIT_DEVICE_LOST)
+    _tell(fact, step)
+    supervise.timer(DEVICE_SECONDS, finish, "end of a process without its GPU", contract.EXIT_DEVICE_LOST)
+
+
+def end_device_lost(fact: str, step: str) -> NoReturn:
+    """End this process now, since its GPU is lost."""
+    _tell(fact, step)
+    finish(contract.EXIT_DEVICE_LOST)
+
+
+def end_if_device_lost() -> None:
+    """If a GPU is lost, this process does not begin again in place: the planner starts a new one, and counts a failure."""
+    if _lost is not None:
+        end_device_lost(*_lost)
+
+
+@contextlib.contextmanager
+def device_answers(device: str) -> Iterator[None]:
+    """What runs inside waits for `device` (empty: for none). This process ends if there is no answer in DEVICE_SECONDS."""
+    if not device:
+        yield
+        return
+    fact = f"{device} is lost: it has not answered for {DEVICE_SECONDS:g} s"
+    timer = supervise.timer(DEVICE_SECONDS, end_device_lost, "waits for a GPU", fact, XID)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _tell(fact: str, step: str) -> None:
+    print(f"psjob: {fact}. {step}", file=sys.stderr, flush=True)
+    leave_message({"error": fact})
 
 
 REARM_SECONDS = 0.5

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from psjob.layout import devices
 from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack
 from psjob.wire.frame import Flag, Header, Kind
@@ -189,7 +190,9 @@ def _nothing(*_given: object) -> None:
 def _accumulated(overlap: Overlap, row: int, makes_again: Callable[[], bool]) -> Callable[[torch.Tensor], None]:
     def hook(p: torch.Tensor) -> None:
         gradient = p.grad
-        if gradient is not None and gradient.layout is torch.strided and not makes_again():
+        if devices.capturing():
+            overlap.graphed = True
+        elif gradient is not None and gradient.layout is torch.strided and not makes_again():
             overlap.told(row, gradient)
 
     return hook
@@ -197,6 +200,8 @@ def _accumulated(overlap: Overlap, row: int, makes_again: Callable[[], bool]) ->
 
 def _before_forward(overlap: Overlap, carry_out: CarryOut, paths: Sequence[str]) -> Callable[..., None]:
     def hook(module: torch.nn.Module, *_given: object) -> None:
+        if devices.capturing():
+            carry_out(overlap.refuse_capture)
         if overlap.learning:
             if torch.is_grad_enabled():
                 overlap.ran += [path for path in paths if path not in overlap.ran]
@@ -245,6 +250,8 @@ class Overlap:
         """Modules of the first forward pass, in the order in which they began; afterwards not looked at."""
         self.use = nothing_learned(layout)
         self.learning = True
+        self.graphed = False
+        """A gradient was made while a CUDA graph is captured: replays write it, which no hook and no version tells."""
         self._tree = tree
         self._places = [frozenset(block.index for block, _ in layout.pieces_of(row)) for row in range(len(layout.table))]
         self._rows = [tuple(dict.fromkeys(piece.tensor for piece in block.pieces)) for block in layout.blocks]
@@ -267,7 +274,7 @@ class Overlap:
 
     def told(self, row: int, gradient: torch.Tensor) -> None:
         """A gradient has been accumulated: stage it, and send the blocks that are whole with it."""
-        if not self._free(row):
+        if self.graphed or not self._free(row):
             return
         for index in self._places[row] & self._issued:
             self._renew(index)
@@ -432,6 +439,10 @@ class Overlap:
     def landed(self) -> bool:
         """Nobody needs to wait for any block."""
         return not self.awaited and not self.staging.lands
+
+    def refuse_capture(self) -> None:
+        """A module runs while a CUDA graph is captured. Raises SessionEnd (refused): a replay calls no module that waits for weights."""
+        raise SessionEnd("refused", devices.in_capture("a module of a model that was attached with overlap=True", "attach without it"))
 
     @property
     def all_blocks(self) -> frozenset[int]:

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from psjob.layout import memory
+from psjob.layout import devices, memory
 from psjob.layout.blocks import Block, Layout
 from psjob.layout.memory import LentSpan
 from psjob.layout.packing import Pack
@@ -28,6 +28,7 @@ from psjob.wire import shared_memory
 from psjob.wire.frame import Header, WireError
 from psjob.wire.shared_memory import Region
 from psjob.wire.unauthenticated import one_line
+from psjob.worker import exits
 from psjob.worker.exchange import ModelMemory
 from psjob.worker.sharing import Sharing, joined_spans, lent_pack
 
@@ -46,6 +47,7 @@ class Staging(ModelMemory):
         self.layout, self.device = layout, device
         self._apart = device.type == "cuda"
         """Copies are only begun by the call that asks for them."""
+        self._named = devices.named(device)
         self.lands = device.type == "cuda" if lands is None else lands
         self._out, self._into = StagingSide(device), StagingSide(device)
         self.span = LentSpan.of(layout, shared_memory.PAGE)
@@ -165,10 +167,13 @@ class Staging(ModelMemory):
     def rest(self) -> None:
         """Wait until no copy is under way. A device that is lost copies nothing more; a log line says so."""
         try:
-            for event in [*self._copied.values(), *self._landed.values()]:
-                _wait_for(event)
+            with exits.device_answers(self._named):
+                for event in [*self._copied.values(), *self._landed.values()]:
+                    _wait_for(event)
         except RuntimeError as error:
             log.warning("a copy from or to %s has failed: %s", self.device, one_line(error, 300))
+            if (lost := devices.lost_device(error)) is not None:
+                exits.note_lost_device(lost.fact(self._named), lost.step)
 
 
 class StagedSharing(Sharing):
