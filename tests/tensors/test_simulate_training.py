@@ -87,6 +87,18 @@ def test_sync_with_a_delay_is_one_process_with_gradients_one_update_late() -> No
     assert delayed(Sync(), WorkerSpeeds()).weights.tobytes() != seen[-1].tobytes()
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_the_edge_of_stability_with_a_delay(momentum: float) -> None:
+    """The roots of z² - (1 + μ) z + μ + lr · a are within 1 while lr · a < 1 - μ. Without a delay that is 2 (1 + μ)."""
+    rule, edge, norms = rules.named("heavy-ball"), 1 - momentum, list[float]()
+    for factor in (0.97, 1.03):
+        given: Hyperparameters = {**rule.hyperparameters, "lr": factor * edge, "momentum": momentum, "weight_decay": 0.0}
+        work = SimulatedTraining(Quadratic(1), rule, lambda batches, given=given: given, delay=1)
+        simulate(Sync(1), 2, WorkerSpeeds(up=9), 2 * 3000, 0, work)
+        norms.append(work.score())
+    assert norms[0] < 0.2 and norms[1] > 5
+
+
 def test_a_training_that_was_not_told_of_the_delay_says_so() -> None:
     work = SimulatedTraining(Quadratic(3), rules.named("plain"), lambda batches: {"lr": 0.1, "weight_decay": 0.0})
     with pytest.raises(ValueError, match=r"push 1 of worker 1 was computed on version 0, and versions .1. are held; delay is 0 here"):
