@@ -316,6 +316,14 @@ MEASURES: Sequence[Against | Alone] = (
     ),
     Alone("colocated", "shards beside workers: a machine's network, its own part", Program("psjob", "colocated.py", seconds=900)),
     Alone("modes", "4 workers that sleep: each mode's pushes a second over sync's, against the simulator", Program("psjob", "modes.py")),
+    Alone(
+        "delay", "digits and charlm, sync with a delay of 1 against none, 5 seeds", Program("psjob", "delay.py", seconds=7200.0),
+        on_request=True,
+    ),
+    Alone(
+        "delay-simulated", "digits-64 simulated, with a delay of 1 and without, 5 seeds",
+        Program("psjob", "delay.py", ("--what", "simulated"), seconds=3600.0), on_request=True,
+    ),
     Alone("simulator", "the simulator on one core, 32 workers: thousands of pushes a second", Program("psjob", "simulator.py")),
     *gpt("small", "a GPT of 0.6 M parameters"),
     *gpt("large", "a GPT of 19 M parameters"),

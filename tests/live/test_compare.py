@@ -18,6 +18,7 @@ import pytest
 from psjob_client.compare import report, sides
 from psjob_client.compare.outcome import Comparison, SideOutcome
 from psjob_client.compare.sides import outcome
+from psjob_client.local.manifest import read_job
 from psjob_client.local.record import News
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import Training
@@ -66,6 +67,8 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("sync,async", ["sync", "async"]),
         ("backup:2,bounded:1,sync,backup:2", ["backup:2", "bounded:1", "sync"]),
+        ("sync,sync:delay=1,bounded:5:delay=2,async:delay=4", ["sync", "sync:delay=1", "bounded:5:delay=2", "async:delay=4"]),
+        ("bounded:5,delay=2,async", ["bounded:5,delay=2", "async"]),
         ("local:50,quorum=6,grace=30,threshold:4", ["local:50,quorum=6,grace=30", "threshold:4"]),
     ],
 )
@@ -73,7 +76,7 @@ def test_modes_are_read_as_the_simulator_writes_them(text: str, found: list[str]
     assert sides.words(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "sync,", "hogwild", "sync,bounded:", "quorum=6", "sync,quorum=6"])
+@pytest.mark.parametrize("text", ["", "sync,", "hogwild", "sync,bounded:", "quorum=6", "sync,quorum=6", "sync,delay=1"])
 def test_a_word_that_is_no_mode_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is no mode; there are sync, backup"):
         sides.words(text)
@@ -84,6 +87,14 @@ def test_a_word_that_is_no_mode_is_refused(text: str) -> None:
     [
         ("sync", {}, ["mode=sync"]),
         ("sync", {"mode": "bounded", "bounded": {"staleness": 5}}, ["mode=sync", "bounded=null"]),
+        ("sync:delay=1", {}, ["mode=sync", "delay=1"]),
+        ("sync:delay=1", {"sync": {"backupWorkers": 3}}, ["mode=sync", "delay=1", "sync.backupWorkers=0"]),
+        ("sync", {"delay": 1}, ["mode=sync", "delay=0"]),
+        ("backup:1", {"delay": 1}, ["mode=sync", "sync.backupWorkers=1", "delay=0"]),
+        ("async:delay=4", {"delay": 1}, ["mode=async", "delay=4"]),
+        ("bounded:5:delay=2", {"delay": 1}, ["mode=bounded", "bounded.staleness=5", "delay=2"]),
+        ("bounded:5,delay=2", {}, ["mode=bounded", "bounded.staleness=5", "delay=2"]),
+        ("bounded:delay=2", {"mode": "bounded", "bounded": {"staleness": 5}}, ["mode=bounded", "delay=2"]),
         ("backup", {}, ["mode=sync", "sync.backupWorkers=1"]),
         ("backup", {"sync": {"backupWorkers": 3}}, ["mode=sync"]),
         ("backup:2", {"sync": {"backupWorkers": 3}}, ["mode=sync", "sync.backupWorkers=2"]),
@@ -116,7 +127,19 @@ def test_a_side_is_the_manifest_with_its_mode(word: str, training: Mapping[str, 
     assert list(side.settings) == [f"spec.training.{setting}" for setting in settings] and side.title == word
 
 
-@pytest.mark.parametrize("word", ["sync:3", "backup:1,2", "softsync:2,by_staleness=false"])
+@pytest.mark.parametrize("word", ["sync:delay=", "sync:delay=x", "async:delay=1,delay=2", "bounded:3:delay=-1"])
+def test_a_delay_that_is_no_number_is_refused(word: str) -> None:
+    with pytest.raises(BadInput, match=f"--modes {word}: a delay is one whole number, as in sync:delay=1"):
+        sides.side_of(word, DIGITS, Training())
+
+
+def test_a_delay_that_no_job_has_is_refused_in_the_manifests_words() -> None:
+    for word, sentence in {"sync:delay=2": "must be 0 or 1", "softsync:2:delay=1": "must be 0 but in"}.items():
+        with pytest.raises(BadInput, match=sentence):
+            read_job(DIGITS, sides.side_of(word, DIGITS, Training()).settings)
+
+
+@pytest.mark.parametrize("word", ["sync:3", "async:4", "backup:1,2", "softsync:2,by_staleness=false"])
 def test_a_number_that_no_job_takes_is_refused(word: str) -> None:
     with pytest.raises(BadInput, match="is no hyperparameter that a job in this mode takes"):
         sides.side_of(word, DIGITS, Training())
@@ -128,6 +151,9 @@ def test_a_number_that_no_job_takes_is_refused(word: str) -> None:
         ("bounded", {"mode": "bounded", "bounded": {"staleness": 5}}, "bounded:staleness=5"),
         ("bounded:2", {"mode": "bounded", "bounded": {"staleness": 5}}, "bounded:2"),
         ("bounded", {"mode": "async"}, "bounded"),
+        ("bounded:delay=2", {"mode": "bounded", "bounded": {"staleness": 5}}, "bounded:staleness=5:delay=2"),
+        ("sync:delay=1", {"delay": 1}, "sync:delay=1"),
+        ("sync", {"delay": 1}, "sync"),
         ("backup", {"sync": {"backupWorkers": 2}}, "backup:backup_workers=2"),
         ("local", {"mode": "local", "local": {"innerSteps": 9, "graceSeconds": 3}}, "local:inner_steps=9"),
         ("local-async", {"mode": "local", "local": {"innerSteps": 9, "quorum": 3}}, "local-async:inner_steps=9"),
@@ -178,9 +204,12 @@ def test_a_run_is_told_from_its_history() -> None:
 EMPTY = {"count": 0, "sum": 0, "max": 0, "buckets": []}
 
 
+LAST = {"time": 13.0, "step": 5, "metrics": {}, "passed": [[1, 10.0], [5, 12.0]]}
+
+
 def real(title: str, staleness: Mapping[str, Any], gap: Mapping[str, Any], idle: list[float | None], mean: float | None) -> SideOutcome:
     """A job of 30 pushes on each of two shards, by the last line of its history."""
-    last = {"time": 13.0, "step": 5, "metrics": {}, "passed": [[1, 10.0], [5, 12.0]], "staleness": staleness, "gap": gap, "idle": idle}
+    last = {**LAST, "staleness": staleness, "gap": gap, "idle": idle}
     return outcome(title, "psjob run", "Complete", [last], {"applied": 60, "staleness": mean and {"mean": mean}})
 
 
@@ -192,6 +221,10 @@ def test_a_real_page_has_the_histograms_and_idle_times_of_a_simulated_one() -> N
     assert late.staleness == 2.5 and late.waiting == pytest.approx(0.015)
     steady = real("sync", EMPTY, EMPTY, [0.5, 0.0], None)
     assert steady.staleness_histogram == steady.gaps == [(0.0, 60)] and steady.staleness == 0 and list(steady.idle) == [0.5, 0.0]
+    last = {**LAST, "staleness": EMPTY, "gap": EMPTY, "idle": [0.0]}
+    delayed = outcome("sync:delay=1", "psjob run", "Complete", [last], {"applied": 60}, late=1)
+    assert delayed.staleness == 1 and delayed.staleness_histogram == [(1.0, 60)]
+    assert not delayed.gaps, "how far its weights are apart is not known"
     assert not real("async", staleness, gap, [0.5, None], 2.5).idle, "of one worker it is not known"
     comparison = Comparison("job", "s", {}, "", [steady, late])
     text = report.page(comparison)
@@ -286,16 +319,17 @@ def test_a_page_says_what_failed_and_escapes_every_word() -> None:
 def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path, request: pytest.FixtureRequest, simulator: str) -> None:
     if simulator == "inside":
         request.getfixturevalue("inside")
-    words = ["--modes", "sync,backup,bounded:2,async,local:4", "--simulate", "--slow", "0=4", "--pushes", "400"]
+    words = ["--modes", "sync,backup,bounded:2,async,local:4,sync:delay=1", "--simulate", "--slow", "0=4", "--pushes", "400"]
     ended = compare(tmp_path, str(DIGITS), *words, "--report", "page.html", "-o", "json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     by = {one["title"]: one for one in found["sides"]}
-    assert list(by) == ["sync", "backup:1", "bounded:2", "async", "local:4"] and found["unit"] == "mean steps"
+    assert list(by) == ["sync", "backup:1", "bounded:2", "async", "local:4", "sync:delay=1"] and found["unit"] == "mean steps"
     # A worker that takes four times as long: sync waits for it, the others do not.
     assert by["sync"]["idle"][0] == 0 and by["sync"]["idle"][1:] == pytest.approx([0.75] * 3, abs=0.02)
     assert by["async"]["waiting"] == 0 and by["backup:1"]["waiting"] < 0.1 and by["backup:1"]["dropped"] > 0.05
-    assert by["sync"]["staleness"] == 0 and by["async"]["staleness"] == pytest.approx(3, abs=0.2)
+    assert by["sync"]["staleness"] == 0 and by["sync:delay=1"]["staleness"] == pytest.approx(1, abs=0.02)
+    assert by["async"]["staleness"] == pytest.approx(3, abs=0.2)
     assert by["async"]["rate"] > 2.5 * by["sync"]["rate"]
     assert all(len(one["curves"]["loss"]) >= 20 and one["curves"]["loss"][0][2] > one["curves"]["loss"][-1][2] for one in by.values())
     for one in (by["sync"], by["async"]):

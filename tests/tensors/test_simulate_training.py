@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from psjob import rules
-from psjob.modes import Async, Backup, Batch, Bounded, LocalSGD, Mode, Push, Softsync, Sync
+from psjob.modes import Async, Backup, Batch, Bounded, LocalSGD, Mode, Push, Softsync, Sync, format_mode
 from psjob.rules.base import BlockState, Hyperparameters
 from psjob.simulate import digits64
 from psjob.simulate.engine import Outage, WorkerSpeeds, simulate
@@ -65,6 +65,57 @@ def test_an_update_is_one_of_the_kept_gradients_alone(mode: Mode) -> None:
         rule.apply(state, total * np.float32(1 / len(grads)), hyperparameters)
     assert state.weights.tobytes() == work.weights.tobytes()
     assert outcome.updates == len(work.updates) > 30
+
+
+def delayed(mode: Mode, speeds: WorkerSpeeds) -> SimulatedTraining:
+    rule = rules.named("nag")
+    given: Hyperparameters = {**rule.hyperparameters, "lr": 0.05}
+    work = SimulatedTraining(Quadratic(3, 1.5), rule, lambda batches: given, delay=mode.delay)
+    simulate(mode, 4, speeds, 4 * 30, 1, work)
+    return work
+
+
+def test_sync_with_a_delay_is_one_process_with_gradients_one_update_late() -> None:
+    """At any speeds, and if workers come back: step c is of the weights after c - 1 updates. (A mean of four equal gradients is exact.)"""
+    rule, problem = rules.named("nag"), Quadratic(3, 1.5)
+    state, seen = rule.init(problem.begin()), [problem.begin()] * 2
+    for _ in range(30):
+        rule.apply(state, problem.gradient(seen[-2])[0], {**rule.hyperparameters, "lr": 0.05})
+        seen.append(state.weights.copy())  # type: ignore[arg-type]
+    for speeds in (WorkerSpeeds(), WorkerSpeeds(spread=0.9, up=40, down=300), WorkerSpeeds(up=9, outages=(Outage(1, 500, 900),))):
+        assert delayed(Sync(1), speeds).weights.tobytes() == seen[-1].tobytes()
+    assert delayed(Sync(), WorkerSpeeds()).weights.tobytes() != seen[-1].tobytes()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_the_edge_of_stability_with_a_delay(momentum: float) -> None:
+    """The roots of z² - (1 + μ) z + μ + lr · a are within 1 while lr · a < 1 - μ. Without a delay that is 2 (1 + μ)."""
+    rule, edge, norms = rules.named("heavy-ball"), 1 - momentum, list[float]()
+    for factor in (0.97, 1.03):
+        given: Hyperparameters = {**rule.hyperparameters, "lr": factor * edge, "momentum": momentum, "weight_decay": 0.0}
+        work = SimulatedTraining(Quadratic(1), rule, lambda batches, given=given: given, delay=1)
+        simulate(Sync(1), 2, WorkerSpeeds(up=9), 2 * 3000, 0, work)
+        norms.append(work.score())
+    assert norms[0] < 0.2 and norms[1] > 5
+
+
+def test_a_training_that_was_not_told_of_the_delay_says_so() -> None:
+    work = SimulatedTraining(Quadratic(3), rules.named("plain"), lambda batches: {"lr": 0.1, "weight_decay": 0.0})
+    with pytest.raises(ValueError, match=r"push 1 of worker 1 was computed on version 0, and versions .1. are held; delay is 0 here"):
+        simulate(Sync(1), 2, WorkerSpeeds(), 20, work=work)
+
+
+@pytest.mark.parametrize(("mode", "workers"), [("sync:delay=1", 4), ("async:delay=2", 4)])
+def test_a_delay_costs_digits_little(mode: str, workers: int) -> None:
+    """Momentum 0.9 in sync, none in async, which has several times the staleness."""
+    rule, accuracy = rules.named("nag" if mode.startswith("sync") else "plain"), dict[str, float]()
+    for word in (mode.partition(":")[0], mode):
+        one = mode_of(word)
+        given = digits64.rate_schedule(digits64.protocol_hyperparameters(rule, {}), workers)
+        work = SimulatedTraining(Digits(0), rule, given, delay=one.delay)
+        simulate(one, workers, WorkerSpeeds(up=50, down=50), digits64.PUSHES, 1000, work)
+        accuracy[word] = work.score()
+    assert accuracy[mode] == pytest.approx(accuracy[mode.partition(":")[0]], abs=0.01) and accuracy[mode] > 0.95
 
 
 def test_softsync_divides_by_the_staleness() -> None:
@@ -158,18 +209,28 @@ def test_the_schedule_of_lr() -> None:
     ("text", "mode"),
     [
         ("sync", Sync()), ("backup", Backup(1)), ("backup:4", Backup(4)), ("bounded:staleness=2", Bounded(2)),
+        ("sync:delay=1", Sync(1)), ("bounded:5:delay=2", Bounded(5, 2)), ("bounded:5,delay=2", Bounded(5, 2)), ("async:delay=4", Async(4)),
+        ("bounded:delay=2", Bounded(3, 2)),
         ("softsync:8,by_staleness=false", Softsync(8, by_staleness=False)), ("local:20,quorum=6,grace=2.5", LocalSGD(20, 6, 2.5)),
     ],
 )  # fmt: skip
 def test_modes_as_they_are_written(text: str, mode: Mode) -> None:
     assert mode_of(text) == mode
     assert mode_of(label(mode)) == mode
+    assert not mode.delay or label(mode) == format_mode(mode)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("argv", "sentence"), [
-    (["schedule", "--mode", "turbo"], "there is no mode 'turbo'; there are sync, backup:BACKUP_WORKERS"),
+    (["schedule", "--mode", "turbo"], "there is no mode 'turbo'; there are sync[:delay=N], backup:BACKUP_WORKERS"),
     (["schedule", "--mode", "backup:x"], "backup_workers is 'x', must be a whole number"),
     (["schedule", "--mode", "sync:1"], "'1' is not a number of sync; write sync"),
+    (["schedule", "--mode", "sync:delay=2"], "delay is 2, must be 0 or 1"),
+    (["schedule", "--mode", "async:4"], "'4' is not a number of async; write async[:delay=N]"),
+    (["schedule", "--mode", "async:delay=9"], "delay is 9, must be 0 to 8"),
+    (["schedule", "--mode", "bounded:delay=3"], "must be below the staleness of 3, which counts it"),
+    (["schedule", "--mode", "softsync:2:delay=1"], "'delay=1' is not a number of softsync"),
+    (["train", "--mode", "sync:delay=1", "--replayable", "--trace", "t.csv"],
+     "the workers of a replay wait for each push; leave delay=1 out"),
     (["schedule", "--mode", "bounded:-1"], "staleness is -1, must be 0 or more"),
     (["schedule", "--mode", "softsync:2,by_staleness=no"], "by_staleness is 'no', must be true or false"),
     (["schedule", "--workers", "0"], "--workers 0: must be 1 to 10000"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from heapq import heappop, heappush
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ CONSTANT = WorkerSpeeds(mean=100.0, shape=math.inf)
 ROUGH = WorkerSpeeds(spread=0.6, stall=Stall(0.05, 5), slow={2: 1.5}, outages=(Outage(0, 300, 400), Outage(3, 900)), up=3, down=5)
 MODES: list[Mode] = [
     Sync(), Backup(1), Bounded(0), Bounded(2), Softsync(2), Softsync(2, by_staleness=False), Async(), Threshold(3), LocalSGD(3),
-    LocalSGD(3, 2, 20.0), LocalAsync(3),
+    LocalSGD(3, 2, 20.0), LocalAsync(3), Sync(1), Bounded(4, 2), Async(3),
 ]  # fmt: skip
 
 
@@ -29,17 +30,20 @@ def records(
 
 
 GOLDEN = {
-    "Sync()": "8a14b628fb498b6a73b7c3e51b43ec472352a812b5603cfa1e432928ce589962",
+    "Sync(delay=0)": "8a14b628fb498b6a73b7c3e51b43ec472352a812b5603cfa1e432928ce589962",
     "Backup(backup_workers=1)": "37fbdd34f3fd3c0cc21ac9ca88a603ccf3c4fcd6f1a3343a400cd22d92164b5d",
-    "Bounded(staleness=0)": "8a14b628fb498b6a73b7c3e51b43ec472352a812b5603cfa1e432928ce589962",
-    "Bounded(staleness=2)": "240b77768be7de67a934826f5df1bc8b2d47fdcc90b028c9f871cfb3b0d9fbfb",
+    "Bounded(staleness=0, delay=0)": "8a14b628fb498b6a73b7c3e51b43ec472352a812b5603cfa1e432928ce589962",
+    "Bounded(staleness=2, delay=0)": "240b77768be7de67a934826f5df1bc8b2d47fdcc90b028c9f871cfb3b0d9fbfb",
     "Softsync(splits=2, by_staleness=True)": "278d171df1fc5dedfe06938f18246c855ee1a2f18006473a9bd71c14a2fbb68c",
     "Softsync(splits=2, by_staleness=False)": "bb7095fe7249a31d54ef3ee92d0a081b0c392da0d2682202c38ea3c443b1e209",
-    "Async()": "01c724f4b9c07c8fc87756285160cf9cedb8bd575888f30820ecc4d8cc59f606",
+    "Async(delay=0)": "01c724f4b9c07c8fc87756285160cf9cedb8bd575888f30820ecc4d8cc59f606",
     "Threshold(staleness=3)": "a402fdb86d6d25868d934d246c0269be77b7fa10e31c7ad0da8da7af57bf0c0d",
     "LocalSGD(inner_steps=3, quorum=0, grace=0.0)": "a331fae9234a07d9ba744b82a6e619744c7ea6c0da2a2ce46299eea933e5e9b2",
     "LocalAsync(inner_steps=3)": "3656ce09a299c0b2ff74bbe2808da26fc25b50d4ecf9b0c37964e796e07aeb65",
     "LocalSGD(inner_steps=3, quorum=2, grace=20.0)": "85ccca5e7248d43aba4fb0ef57e7835cfcf1a94df3269d7238d3d6afa0ce8363",
+    "Sync(delay=1)": "c88b5dd99bc797308495f810affea01b5554b8548c83cc01717932b7c5bdb3a6",
+    "Bounded(staleness=4, delay=2)": "fe751d7ef2a59b285a947ee826ab39992436af0e1f1fd39f2ec187997203a577",
+    "Async(delay=3)": "6361e43095f253da51def8c7ec7858aea1795ff281b97dd9431f718d01f50867",
 }
 
 
@@ -154,7 +158,7 @@ def test_every_push_is_decided_on_once_and_in_order(
     times = [row.t for row in trace.all]
     assert times == sorted(times)
     if isinstance(mode, Sync | Backup | LocalSGD):
-        assert all(row.staleness == 0 for row in trace.all if row.weight)
+        assert all(row.staleness == min(mode.delay, row.clock) for row in trace.all if row.weight)
     if len({outage.worker for outage in outages if outage.away == math.inf}) < workers:
         assert outcome.pushes == 120, "nobody hangs"
 
@@ -172,10 +176,11 @@ class _Kept(Trace):
 
 
 @settings(max_examples=15)
-@given(st.integers(0, 4), st.integers(2, 8), st.integers(0, 1000))
-def test_bounded_keeps_its_bound_on_the_clock(staleness: int, workers: int, seed: int) -> None:
+@given(st.integers(0, 4), st.integers(0, 3), st.integers(2, 8), st.integers(0, 1000))
+def test_bounded_keeps_its_bound_on_the_clock(staleness: int, delay: int, workers: int, seed: int) -> None:
     trace = _Kept()
-    simulate(Bounded(staleness), workers, WorkerSpeeds(spread=0.6, stall=Stall(0.1, 5)), 200, seed, trace=trace)
+    mode = Bounded(staleness, min(delay, max(0, staleness - 1)))
+    simulate(mode, workers, WorkerSpeeds(spread=0.6, stall=Stall(0.1, 5), up=9.0), 200, seed, trace=trace)
     clocks = [0] * workers
     for row in trace.all:
         if staleness:
@@ -197,6 +202,81 @@ def test_bounded_keeps_its_bound_on_random_schedules(tmp_path: Path) -> None:
             assert max(made) - min(made) <= mode.staleness + 1
             reached += max(made) - min(made) == mode.staleness + 1
     assert reached > 60
+
+
+@pytest.mark.parametrize(("up", "down"), [(30, 20), (50, 50), (0, 170), (90, 160)])
+def test_in_sync_with_a_delay_a_step_takes_the_longer_of_computing_and_exchange(up: float, down: float) -> None:
+    speeds = WorkerSpeeds(mean=100.0, shape=math.inf, up=up, down=down)
+    assert simulate(Sync(), 4, speeds, 4 * 50).elapsed == 50 * (100 + up + down)
+    assert simulate(Sync(1), 4, speeds, 4 * 50).elapsed == down + 100 + 49 * max(100, up + down) + up
+
+
+def test_who_waits_with_a_delay() -> None:
+    """The slow one takes 400: the others have computed two steps when its first push comes, and then wait 300 a step."""
+    speeds = WorkerSpeeds(mean=100.0, shape=math.inf, slow={0: 4.0})
+    assert simulate(Sync(1), 2, speeds, 2 * 5).waited == (0, 200 + 4 * 300)
+    assert simulate(Async(2), 2, speeds, 10).waited == (0, 0)
+    assert simulate(Bounded(3, 1), 2, speeds, 4 + 8).waited == (0, 4 * 300), "steps 5 to 8 begin at 800, 1200, 1600 and 2000"
+
+
+def reference(mode: Mode, workers: int, speeds: WorkerSpeeds, pushes: int, seed: int) -> list[tuple[float, int, int, int]]:
+    """(time, worker, clock, staleness) of pushes that count as they come, by workers that do one thing after the other.
+
+    It asks the mode when a step begins, with the numbers that the mode's own words name.
+    """
+    draws, events = speeds.draws(workers, seed), list[tuple[float, int, str, int]]()
+    computed, sent, version, rows = [0] * workers, [0] * workers, 0, list[tuple[float, int, int, int]]()
+    answers: list[list[int]] = [[] for _ in range(workers)]  # versions of those that have come; the first stands before any push
+    held: list[list[int]] = [[] for _ in range(workers)]  # at the server: pushes that are not answered
+    bases: list[list[int]] = [[] for _ in range(workers)]
+    arrived, busy = [0] * workers, [False] * workers
+    for who in range(workers):
+        heappush(events, (speeds.down, who, "answered", 0))
+    while len(rows) < pushes:
+        now, who, what, number = heappop(events)
+        if what == "answered":
+            answers[who].append(number)
+        elif what == "computed":
+            computed[who], busy[who] = computed[who] + 1, False
+        else:
+            rows.append((now, who, number, version - bases[who][number]))
+            version, arrived[who] = version + 1, number + 1
+            held[who].append(number)
+        for one in range(workers):
+            if held[one] and mode.may_go(held[one][0] + 1 + mode.delay, min(arrived), mode.delay):
+                held[one].pop()
+                heappush(events, (now + speeds.down, one, "answered", version))
+            if not busy[one] and answers[one] and computed[one] - (len(answers[one]) - 1) <= mode.delay:
+                busy[one] = True
+                bases[one].append(answers[one][-1])
+                heappush(events, (now + next(draws[one]), one, "computed", 0))
+            if sent[one] < computed[one] and sent[one] < len(answers[one]):
+                heappush(events, (now + speeds.up, one, "pushed", sent[one]))
+                sent[one] += 1
+    return rows
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from([Async(), Async(1), Async(2), Async(8), Bounded(1), Bounded(2, 1), Bounded(4, 3), Bounded(9, 2)]),
+    st.integers(1, 5), st.integers(0, 1000), st.sampled_from([0.0, 31.0, 170.0]), st.sampled_from([0.0, 17.0, 260.0]),
+)  # fmt: skip
+def test_a_delay_is_what_workers_do_one_thing_after_the_other(mode: Mode, workers: int, seed: int, up: float, down: float) -> None:
+    trace = _Kept()
+    speeds = WorkerSpeeds(mean=100.0, spread=0.4, stall=Stall(0.1, 4), up=up, down=down)
+    simulate(mode, workers, speeds, 150, seed, trace=trace)
+    wanted = reference(mode, workers, speeds, 150, seed)
+    assert [(row.worker, row.clock, row.staleness) for row in trace.all] == [row[1:] for row in wanted]
+    assert [row.t for row in trace.all] == pytest.approx([row[0] for row in wanted])
+
+
+def test_who_comes_back_makes_its_steps_again_on_the_weights_of_the_mode(tmp_path: Path) -> None:
+    """Lost while its push 1 is under way and step 2 is computed. In sync step 1 is of version 0 as before, else of that of its return."""
+    speeds = WorkerSpeeds(mean=100.0, shape=math.inf, up=50.0, outages=(Outage(1, 225, 400),))
+    rows, _ = records(Sync(1), 2, speeds, 8, tmp_path / "s.jsonl")
+    assert [(row.t, row.staleness) for row in rows] == [(150, 0)] * 2 + [(775, 1)] * 2 + [(875, 1)] * 2 + [(975, 1)] * 2
+    rows, _ = records(Async(1), 2, speeds, 12, tmp_path / "a.jsonl")
+    assert [(row.t, row.clock, row.staleness) for row in rows if row.worker == 1] == [(150, 0, 1), (775, 1, 2), (875, 2, 4)]
 
 
 @pytest.mark.parametrize(

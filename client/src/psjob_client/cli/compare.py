@@ -39,6 +39,8 @@ EXAMPLES = """Examples:
 
   psjob compare job.yaml --modes sync,backup:1,bounded:3,async --simulate --slow 0=4 --set spec.workers.replicas=8
 
+  psjob compare job.yaml --modes sync,sync:delay=1 --simulate --up 40 --down 40
+
   psjob compare plain.yaml dana.yaml --report rules.html
 
 Exit codes: 0 the report is written, 1 a side failed (its reason is in the report), 2 nothing was started (bad input), 130 interrupted."""
@@ -54,7 +56,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="MODE,…",
-            help="sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async.",
+            help="sync, sync:delay=1, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async.",
             autocompletion=complete_modes,
         ),
     ] = None,

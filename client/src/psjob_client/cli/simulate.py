@@ -16,7 +16,7 @@ from psjob_client import problems
 from psjob_client.cli.options import HelpedGroup, with_option_groups
 from psjob_client.cli.output import TextForm, TextOutput
 
-MODES = "sync, backup:1, bounded:3, softsync:2, async, threshold:16, local:50, local-async:50"
+MODES = "sync, sync:delay=1, backup:1, bounded:3, softsync:2, async:delay=4, threshold:16, local:50, local-async:50"
 HEAD = "Compare modes and rules on a virtual clock."
 cli = typer.Typer(cls=HelpedGroup, help=HEAD, no_args_is_help=True, rich_markup_mode=None)
 
@@ -82,7 +82,7 @@ PUSHES, SPEEDS, PLAIN, NAG = PushOptions(), SpeedOptions(), RuleOptions(), RuleO
 """What an option means that is absent."""
 
 
-@cli.command(epilog="Example: psjob simulate schedule --workers 8 --slow 0=4")
+@cli.command(epilog="Example: psjob simulate schedule --workers 8 --slow 0=4 --up 40 --down 40 --mode sync --mode sync:delay=1")
 @with_option_groups
 def schedule(
     pushing: PushOptions = PUSHES,

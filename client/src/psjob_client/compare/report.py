@@ -252,7 +252,7 @@ EXPLAINED = {
     "elapsed": "From when the first worker trains to the last step.",
     "target": "When the smoothed loss first came down to the loss that all sides reached which have learned, or that --loss names.",
     "final": "The last value that the script reported; with --repeat the mean of the runs ± their standard deviation.",
-    "staleness": "Updates that others made between a gradient's weights and its own update. Mean of all pushes; 0 in sync.",
+    "staleness": "Updates between a gradient's weights and its own update. Mean of all pushes; in sync it is the delay, 0 by default.",
     "idle": "The part of a worker's time in which its script waited for other workers, shards and the network. "
     "In sync it is the price of equal steps.",
     "dropped": "The part of the pushes that the mode left out.",

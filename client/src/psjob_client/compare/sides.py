@@ -23,11 +23,14 @@ from typing import Any
 
 from psjob_client.compare.outcome import LOSS, SideOutcome
 from psjob_client.local.backend import GRACE
+from psjob_client.local.manifest import read_job
 from psjob_client.local.process import die_with
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import Training
 from psjob_operator.contract import ASYNC_OUTER_RULE, MODES
 
+DELAY = "delay"
+"""A number that is always named, as in sync:delay=1 and bounded:5:delay=2. Of the manifest it is not one mode's."""
 FIELDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "sync": ("sync", {}),
     "backup": ("sync", {"backup_workers": "sync.backupWorkers"}),
@@ -51,7 +54,7 @@ class Side:
 
 
 def words(text: str) -> list[str]:
-    """The modes of `sync,local:50,quorum=6,async`: a number with its name belongs to the mode before it. Raises BadInput."""
+    """The modes of `sync:delay=1,local:50,quorum=6`: a number with its name belongs to the mode before it. Raises BadInput."""
     found: list[str] = []
     for part in text.split(","):
         if "=" in part and ":" in (found or [""])[-1] and ":" not in part:
@@ -60,18 +63,23 @@ def words(text: str) -> list[str]:
             found.append(part)
         else:
             raise BadInput(
-                f"--modes {text}: {part!r} is no mode; there are {', '.join(FIELDS)}, with numbers as backup:1 or local:50,quorum=6"
+                f"--modes {text}: {part!r} is no mode; there are {', '.join(FIELDS)}, "
+                "with numbers as backup:1, sync:delay=1 or local:50,quorum=6"
             )
     return list(dict.fromkeys(found))
 
 
 def side_of(word: str, manifest: Path, training: Training) -> Side:
-    """The job of `manifest`, whose training is given, in the mode of `word`. Fields of other modes are taken out. Raises BadInput."""
-    name, _, rest = word.partition(":")
+    """The job of `manifest`, whose training is given, in the mode of `word`. Fields of other modes are taken out. Raises BadInput.
+
+    A side has the delay that its word names, and no other.
+    """
+    name, rest, delay = _apart(word)
     mode, fields = FIELDS[name]
     given = training.model_dump(by_alias=True, exclude_unset=True)
     settings = [f"spec.training.mode={mode}"]
     settings += [f"spec.training.{field}={value}" for field, value in _numbers(word, rest, fields).items()]
+    settings += [f"spec.training.delay={delay}"] if delay else _given(given, "0", "delay")
     settings += [f"spec.training.{other}=null" for other in MODES if given.get(other) and other != mode]
     if name not in DELAYED:
         settings += _given(given, "0", "delay")
@@ -87,14 +95,28 @@ def side_of(word: str, manifest: Path, training: Training) -> Side:
 
 
 def simulated(word: str, training: Training) -> str:
-    """`word` with the manifest's numbers, where it has none itself and the manifest is of that mode. Seconds mean nothing there."""
-    name, _, rest = word.partition(":")
+    """`word` with the manifest's numbers, where it names but its delay and the manifest is of that mode. Seconds mean nothing there."""
+    name, rest, delay = _apart(word)
     mode, fields = FIELDS[name]
     given = training.model_dump(by_alias=True, exclude_unset=True)
     if rest or mode != training.mode:
         return word
     found = {number: value for number, field in fields.items() if number != "grace" and (value := _at(given, field))}
-    return f"{name}:" + ",".join(f"{number}={value:g}" for number, value in found.items()) if found else word
+    if not found:
+        return word
+    return f"{name}:" + ",".join(f"{number}={value:g}" for number, value in found.items()) + (f":{DELAY}={delay}" if delay else "")
+
+
+def _apart(word: str) -> tuple[str, str, str]:
+    """A mode's name, its numbers but the delay, and the delay; the last two may be empty."""
+    name, _, rest = word.partition(":")
+    parts = rest.replace(f":{DELAY}=", f",{DELAY}=").split(",")
+    delays = [part.removeprefix(f"{DELAY}=") for part in parts if part.startswith(f"{DELAY}=")]
+    if not delays:
+        return name, rest, ""
+    if len(delays) > 1 or not delays[0].isdecimal():
+        raise BadInput(f"--modes {word}: a delay is one whole number, as in sync:delay=1")
+    return name, ",".join(part for part in parts if not part.startswith(f"{DELAY}=")), delays[0]
 
 
 def _numbers(word: str, rest: str, fields: Mapping[str, str]) -> dict[str, str]:
@@ -166,11 +188,17 @@ def train_side(side: Side, deadline: float, told: Told) -> SideOutcome:
     result = f"stopped after {deadline:g} s" if stop else str(ended.get("result") or "Failed")
     if result == "Failed":
         result = f"Failed: {ended.get('failure') or last}"
-    return outcome(side.title, shlex.join(words), result, lines, ended)
+    training = read_job(side.manifest, side.settings).spec.training
+    return outcome(side.title, shlex.join(words), result, lines, ended, training.delay if training.mode == "sync" else 0)
 
 
-def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, Any]], ended: Mapping[str, Any]) -> SideOutcome:
-    """What a run came to, by the lines of its `--history` and its `--summary`. Time begins when the first worker trains."""
+def outcome(
+    title: str, command: str, result: str, lines: Iterable[Mapping[str, Any]], ended: Mapping[str, Any], late: int = 0
+) -> SideOutcome:  # fmt: skip
+    """What a run came to, by the lines of its `--history` and its `--summary`. Time begins when the first worker trains.
+
+    `late`: the delay of a sync job, which is the staleness of all its pushes but a worker's first. Shards count it in other modes only.
+    """
     lines = list(lines)
     passed = [(float(at), float(step)) for line in lines for step, at in line["passed"]]
     began = next((float(line["began"]) for line in lines if line.get("began") is not None), passed[0][0] if passed else 0.0)
@@ -181,10 +209,10 @@ def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, 
             if not curve or curve[-1][2] != value:
                 curve.append((max(0.0, line["time"] - began), float(line["step"]), float(value)))
     elapsed, steps = (passed[-1][0] - began, passed[-1][1] - min(float(lines[0]["step"]), passed[0][1])) if passed else (0.0, 0.0)
-    # A summary without staleness is that of a sync job: no push comes late there.
-    mean = float((ended.get("staleness") or {"mean": 0.0})["mean"]) if steps and ended else None
-    last = lines[-1] if lines else {}
-    staleness, gaps = (_buckets(last.get(name), float(ended.get("applied") or 0)) for name in ("staleness", "gap"))
+    # A summary without staleness is that of a sync job: no push comes later than its delay says.
+    mean = float((ended.get("staleness") or {"mean": float(late)})["mean"]) if steps and ended else None
+    last, applied = lines[-1] if lines else {}, float(ended.get("applied") or 0)
+    staleness, gaps = _buckets(last.get("staleness"), applied, late), _buckets(last.get("gap"), 0 if late else applied)
     idle = last.get("idle") or ()
     told = ("warning", "non_finite", "large_push", "diverged", "drift", "data_problem")
     warnings = [str(ended[what]) for what in told if ended.get(what)]
@@ -194,10 +222,10 @@ def outcome(title: str, command: str, result: str, lines: Iterable[Mapping[str, 
     )  # fmt: skip
 
 
-def _buckets(told: Mapping[str, Any] | None, applied: float) -> list[tuple[float | None, float]]:
-    """(upper bound, pushes) of a histogram of contract.STATUS_KEYS; that of a sync job is empty, and all that were `applied` are at 0."""
+def _buckets(told: Mapping[str, Any] | None, applied: float, late: float = 0) -> list[tuple[float | None, float]]:
+    """(upper bound, pushes) of a histogram of contract.STATUS_KEYS; that of a sync job is empty, and all `applied` ones are at `late`."""
     if not told or not told["count"]:
-        return [(0.0, applied)] if told and applied else []
+        return [(float(late), applied)] if told and applied else []
     edges, below = zip(*told["buckets"], strict=True)
     counts = [here - before for here, before in zip((*below, told["count"]), (0, *below), strict=True)]
     return list(zip((*edges, None), counts, strict=True))

@@ -110,7 +110,7 @@ def _train(options: SimpleNamespace) -> int:
     began = time.perf_counter()
     try:
         with np.errstate(all="ignore"):  # what diverges says so by its score
-            training = SimulatedTraining(problem, rule, given, options.library, inner)
+            training = SimulatedTraining(problem, rule, given, options.library, inner, modes[0].delay)
             written = digits64.GapTrace(options.trace)
             work = replay.WorkRecording(training, written) if options.replayable else training
             outcome = simulate(modes[0], options.workers, speeds, pushes, options.time_seed, work, written, bar.at, options.interrupt)

@@ -133,7 +133,7 @@ def training_curve(
     """
     with np.errstate(all="ignore"):  # what diverges says so by its score
         steps, count = mode.inner_steps or 1, max(workers, pushes // (mode.inner_steps or 1))
-        work = _Watched(setting, max(1, count // POINTS))
+        work = _Watched(setting, max(1, count // POINTS), mode.delay)
         seen = _Seen()
         outcome = simulate(mode, workers, speeds, count, seed, work, seen, told)
     line = mode_line(mode, workers, speeds, outcome)
@@ -150,8 +150,8 @@ def training_curve(
 class _Watched(SimulatedTraining):
     """Notes a point (time, pushes, mean loss, score) after `every` pushes each."""
 
-    def __init__(self, setting: Setting, every: int) -> None:
-        super().__init__(setting.problem, setting.rule, setting.hyperparameters, inner=setting.inner)
+    def __init__(self, setting: Setting, every: int, delay: int) -> None:
+        super().__init__(setting.problem, setting.rule, setting.hyperparameters, inner=setting.inner, delay=delay)
         self.points: list[tuple[float, int, float, float]] = []
         self._every, self._done, self._losses = every, 0, list[float]()
 

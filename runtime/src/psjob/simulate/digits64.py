@@ -87,7 +87,8 @@ def train_once(task: Task) -> TrainingResult:
     """Train once. The seed of the data is the task's, that of the times is another one made from it."""
     entry, problem = ENTRIES[task.entry], Digits(task.seed)
     rule = rules.named(entry.rule)
-    training = SimulatedTraining(problem, rule, rate_schedule(protocol_hyperparameters(rule, {"lr": task.lr}), task.workers))
+    hyperparameters = rate_schedule(protocol_hyperparameters(rule, {"lr": task.lr}), task.workers)
+    training = SimulatedTraining(problem, rule, hyperparameters, delay=entry.mode.delay)
     trace = GapTrace()
     with np.errstate(all="ignore"):  # a rule may diverge; that is what the table shows
         outcome = simulate(entry.mode, task.workers, task.speeds, PUSHES, 1000 + task.seed, training, trace)

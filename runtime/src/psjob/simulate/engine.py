@@ -1,5 +1,7 @@
 """Discrete events on a virtual clock: workers step, push and wait as the mode says. The same mode objects as on a shard.
 
+A mode with a delay has workers that compute while pushes of theirs are under way (Li et al. 2014, OSDI, §3): `_DelayedRun`.
+
 `WorkerSpeeds` says how long steps take. Times are drawn from a seed of their own: gamma times, unequal machines, stalls, outages, delays.
 A `Trace` has what happened, push by push. Its SHA-256 stands for a whole simulation: the same seeds give the same value.
 """
@@ -12,6 +14,7 @@ import json
 import math
 import struct
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -23,7 +26,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
 
-from psjob.modes import Batch, Mode, Push
+from psjob.modes import Batch, Mode, Push, Sync
 
 EVERY = 1024
 """Pushes between two calls of `told`."""
@@ -34,10 +37,10 @@ class SimulatedWork(Protocol):
     """What is trained on the schedule. Without any only the schedule is simulated."""
 
     def begin(self, worker: int) -> None:
-        """The worker takes the weights as they stand for it."""
+        """The worker is given the weights as they stand for it. Without a delay its next step is computed on these."""
 
     def push(self, push: Push) -> None:
-        """The worker's gradient arrives; it waits to be decided on."""
+        """The worker's gradient arrives, computed on the weights of version `push.base`; it waits to be decided on."""
 
     def decide(self, batch: Batch, version: int) -> list[tuple[float, float]]:
         """Apply what is kept, forget what is dropped. Returns (gap, loss) of each, kept ones first."""
@@ -60,7 +63,7 @@ class SimulationOutcome:
     sha256: str
     """Of the trace."""
     waited: tuple[float, ...]
-    """How long each worker was there and made no step."""
+    """How long each worker was there and made no step since the mode held the answer to a push. Times of `up` and `down` are not in it."""
 
 
 def simulate(
@@ -82,7 +85,7 @@ def simulate(
     """
     if workers < 1 or pushes < 1:
         raise ValueError(f"simulate: workers is {workers} and pushes is {pushes}, both must be 1 or more")
-    run = _Run(mode, workers, speeds, seed, work, trace or Trace(), interrupt)
+    run = (_DelayedRun if mode.delay else _Run)(mode, workers, speeds, seed, work, trace or Trace(), interrupt)
     heap, due = run.heap, run.due
     while run.pushed < pushes and heap:
         now, who = heappop(heap)
@@ -103,7 +106,7 @@ def simulate(
 
 
 class _Run:
-    """All that changes while the clock continues. `idle` have pushed and not begun again; `behind` is how many are at `lowest`."""
+    """All that changes while the clock continues. `idle` have pushed and not been answered; `behind` is how many are at `lowest`."""
 
     def __init__(
         self, mode: Mode, workers: int, speeds: WorkerSpeeds, seed: int, work: SimulatedWork | None, trace: Trace, interrupt: bool
@@ -111,14 +114,17 @@ class _Run:
         self.takes, self.may_go, self.inner = mode.takes, mode.may_go, mode.inner_steps
         self.stale = mode.stale if interrupt else None
         self.work, self.trace, self.outages = work, trace, speeds.outages
-        self.workers, self.draws, self.delay = workers, speeds.draws(workers, seed), speeds.up + speeds.down
+        self.workers, self.draws, self.delay = workers, speeds.draws(workers, seed), mode.delay
+        self.up, self.down = speeds.up, speeds.down
+        self.wire = speeds.up + speeds.down
         self.heap: list[tuple[float, int]] = []
         """(time, w): push of worker w arrives; w = workers: the mode wants to be asked; above: an outage begins (even) or ends (odd)."""
         self.due = [0.0] * workers
         self.base, self.clocks = [0] * workers, [0] * workers
         self.since, self.waited = [0.0] * workers, [0.0] * workers
-        """Since when who is idle does so; all of it so far."""
-        self.waiting, self.away = [False] * workers, [False] * workers
+        """Since when who is idle waits, which with a delay may be later than now; all of it so far."""
+        self.waiting, self.away = [0] * workers, [False] * workers
+        """Pushes that have arrived and are not decided on, one at most: the next leaves when it is answered. Who is lost and not back."""
         self.idle: set[int] = set()
         self.pending: list[Push] = []
         self.expected = frozenset(range(workers))
@@ -135,7 +141,7 @@ class _Run:
         """The worker takes the weights and starts a step (in local mode H of them)."""
         draws = self.draws[who]
         # sum() rounds otherwise since Python 3.12, and a schedule is the same everywhere.
-        time = now + self.delay + (reduce(add, islice(draws, self.inner), 0.0) if self.inner else next(draws))
+        time = now + self.wire + (reduce(add, islice(draws, self.inner), 0.0) if self.inner else next(draws))
         self.base[who], self.due[who] = self.version, time
         heappush(self.heap, (time, who))
         if self.work:
@@ -146,7 +152,7 @@ class _Run:
         push = Push(who, clock, self.base[who], now)
         self.pending.append(push)
         self.clocks[who] = clock + 1
-        self.waiting[who] = True
+        self.waiting[who] = 1
         self.since[who] = now
         self.idle.add(who)
         self.pushed += 1
@@ -169,14 +175,18 @@ class _Run:
                 heappush(self.heap, (batch.until, self.workers))
             break
         for free in freed:
-            if free in idle and not self.away[free] and self.may_go(self.clocks[free], self.lowest, self.waiting[free]):
+            if free in idle and not self.away[free] and self._may_be_answered(free):
                 idle.remove(free)
-                self.waited[free] += now - self.since[free]
+                self.waited[free] += max(0.0, now - self.since[free])
                 self.begin(free, now)
+
+    def _may_be_answered(self, who: int) -> bool:
+        """May it go on from its newest push? With a delay the answer lets it begin the step that lies so many steps further ahead."""
+        return self.may_go(self.clocks[who] + self.delay, self.lowest, self.waiting[who] + self.delay)
 
     def so_far(self) -> tuple[float, ...]:
         """What each has waited when the simulation ends."""
-        still = {who: self.now - self.since[who] for who in self.idle if not self.away[who]}
+        still = {who: max(0.0, self.now - self.since[who]) for who in self.idle if not self.away[who]}
         return tuple(waited + still.get(who, 0.0) for who, waited in enumerate(self.waited))
 
     def outage(self, number: int, now: float) -> None:
@@ -186,13 +196,10 @@ class _Run:
             return
         if number % 2:
             self.away[who] = False
-            if who in self.idle:
-                self.risen, self.since[who] = True, now  # it may be asked whether it may go
-            else:
-                self.begin(who, now)  # the step in hand is made again
+            self._come_back(who, now)
             return
         if who in self.idle and not self.away[who]:
-            self.waited[who] += now - self.since[who]
+            self.waited[who] += max(0.0, now - self.since[who])
         self.away[who], self.due[who] = True, math.nan
         if math.isfinite(outage.away):
             heappush(self.heap, (now + outage.away, self.workers + 2 + number))
@@ -202,6 +209,12 @@ class _Run:
             self._less_behind()
         if self.work:
             self.work.leave(who)
+
+    def _come_back(self, who: int, now: float) -> None:
+        if who in self.idle:
+            self.risen, self.since[who] = True, now  # it may be asked whether it may go
+        else:
+            self.begin(who, now)  # the step in hand is made again
 
     def _less_behind(self) -> None:
         """One worker less is at the lowest clock; where none is left there, the lowest rises."""
@@ -228,7 +241,7 @@ class _Run:
                 seen.append(staleness)
             rows.append((now, clock, who, staleness, part, gap, loss))
             if clock == clocks[who] - 1:
-                self.waiting[who] = False
+                self.waiting[who] = 0
             freed.append(who)
         if kept:
             self.version = version + 1
@@ -246,6 +259,75 @@ class _Run:
         for who in self.expected - self.idle:
             if not self.away[who] and self.stale(self.base[who], self.version):
                 self.begin(who, now)
+
+
+class _DelayedRun(_Run):
+    """A worker goes on computing after its push, while up to `delay` of its pushes are not answered.
+
+    Its pushes go one after the other: push k leaves when it is computed and the answer to push k - 1 has come. Step k is begun when the
+    answer to push k - 1 - delay has come, and before push k - 1 leaves. In sync it is computed on the weights of that answer, so that a run
+    has the same result each time; in another mode on those of the newest answer that has come when it begins. So all that push k depends on
+    is known with the answer to push k - 1.
+    """
+
+    def __init__(
+        self, mode: Mode, workers: int, speeds: WorkerSpeeds, seed: int, work: SimulatedWork | None, trace: Trace, interrupt: bool
+    ) -> None:
+        self.fixed = isinstance(mode, Sync)
+        self.ends = [0.0] * workers
+        """When the last step of `steps`, or the one before them, is computed."""
+        self.steps: list[deque[tuple[float, float]]] = [deque() for _ in range(workers)]
+        """Begin and end of the steps that may be begun, and whose pushes have not left."""
+        self.answers: list[deque[tuple[float, int]]] = [deque(maxlen=mode.delay + 1) for _ in range(workers)]
+        """When the last answers come, and the version of their weights. The first is that which lets the oldest of `steps` begin."""
+        super().__init__(mode, workers, speeds, seed, work, trace, interrupt)
+
+    def begin(self, who: int, now: float) -> None:
+        """Answer the worker's newest push, or give it the first weights: it may begin one step more, and its next push may leave."""
+        self._answer(who, now)
+        self._compute(who, now + self.down, self.delay + 1)
+        self._send(who, now + self.down)
+
+    def arrive(self, who: int, now: float) -> None:
+        super().arrive(who, now)
+        self.since[who] = max(now, self.ends[who] - self.down)
+
+    def _come_back(self, who: int, now: float) -> None:
+        """Steps whose pushes have not arrived are made again: in sync on the same weights, else on those of now."""
+        there = now + self.down
+        if not self.fixed:
+            self.answers[who].clear()
+            self._answer(who, now)
+        self.steps[who].clear()
+        self.ends[who] = there
+        if who in self.idle:
+            self._compute(who, there, self.delay)
+            self.risen, self.since[who] = True, max(now, self.ends[who] - self.down)
+        else:
+            self._compute(who, there, self.delay + 1)
+            self._send(who, there)
+
+    def _answer(self, who: int, now: float) -> None:
+        self.answers[who].append((now + self.down, self.version))
+        if self.work:
+            self.work.begin(who)
+
+    def _compute(self, who: int, come: float, count: int) -> None:
+        """Let the worker compute until so many pushes of its have not left; an answer that comes at `come` allows the last of them."""
+        steps, draws = self.steps[who], self.draws[who]
+        while len(steps) < count:
+            begun = max(self.ends[who], come)
+            self.ends[who] = begun + next(draws)
+            steps.append((begun, self.ends[who]))
+
+    def _send(self, who: int, come: float) -> None:
+        """Let its oldest push leave, at `come` at the earliest."""
+        begun, ended = self.steps[who].popleft()
+        answers = self.answers[who]
+        before = list(answers)[:-1] or answers  # the newest is that to a push that left when the step had begun, or the first of all
+        self.base[who] = answers[0][1] if self.fixed else max(version for at, version in before if at <= begun)
+        self.due[who] = max(ended, come) + self.up
+        heappush(self.heap, (self.due[who], who))
 
 
 CHUNK = 256

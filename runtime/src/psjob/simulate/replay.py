@@ -87,6 +87,8 @@ def check_replayable(mode: Mode, workers: int, speeds: WorkerSpeeds, interrupt: 
     mode_settings(mode, {})
     if workers > MOST_WORKERS:
         raise ValueError(f"--workers {workers}: a replay has {MOST_WORKERS} at most, each with threads of its own")
+    if mode.delay:
+        raise ValueError(f"--mode {label(mode)}: the workers of a replay wait for each push; leave delay={mode.delay} out")
     if speeds.outages:
         raise ValueError("--crash: the workers of a replay all stay; leave it out")
     if interrupt:

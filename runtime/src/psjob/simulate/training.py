@@ -7,6 +7,7 @@ and a small network, forward and backward by hand: real gradients at 10,000 a se
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -104,7 +105,8 @@ class _Sent:
 class SimulatedTraining:
     """See `Work`. `hyperparameters` gives the rule's hyperparameters after so many batches of the stream.
 
-    A worker's gradient is computed when its push arrives, on the weights that it took, with the next batch of the shared stream.
+    A worker's gradient is computed when its push arrives, on the weights that it took, with the next batch of the shared stream. `delay` is
+    the mode's: the weights of as many answers and one more are held of each worker.
     Raises ValueError for a rule that cannot take what the mode gives (several pushes at once, say) or the arrays of this library.
     """
 
@@ -115,6 +117,7 @@ class SimulatedTraining:
         hyperparameters: Callable[[int], Hyperparameters],
         library: Library = "numpy",
         inner: Inner | None = None,
+        delay: int = 0,
     ) -> None:
         self.problem, self.rule, self.hyperparameters, self.inner = problem, rule, hyperparameters, inner
         self.state = rule.init(_array(problem.begin(), library))
@@ -122,16 +125,19 @@ class SimulatedTraining:
         self.batches = 0
         self._half = cast(WorkerHalf, rule) if hasattr(rule, "outgoing") else None
         self._library = library
-        self._held: dict[int, Array] = {}
+        self._version, self._delay = 0, delay
+        self._held: dict[int, deque[tuple[int, Array]]] = {}
+        """By worker: the versions and the weights that it was given last."""
         self._own: dict[int, BlockState] = {}
         self._sent: dict[tuple[int, int], _Sent] = {}
 
     def begin(self, worker: int) -> None:
         taken = self.rule.reply(self.state, self.hyperparameters(self.batches), worker)
-        self._held[worker] = arrays.copy(taken) if taken is self.state.weights else taken
+        given = self._held.setdefault(worker, deque(maxlen=self._delay + 1))
+        given.append((self._version, arrays.copy(taken) if taken is self.state.weights else taken))
 
     def push(self, push: Push) -> None:
-        held = self._held[push.worker]
+        held = self._weights_of(push)
         grad, loss = self._local(push.worker, held) if self.inner else self._gradient(held)
         if self._half:
             state = self._own.get(push.worker) or self._own.setdefault(push.worker, BlockState(held))
@@ -144,6 +150,7 @@ class SimulatedTraining:
         dropped = [self._sent.pop((push.worker, push.clock)) for push in batch.dropped]
         notes = [(self._gap(sent.used), sent.loss) for sent in (*kept, *dropped)]
         if kept:
+            self._version = version + 1
             staleness = max(version - (push.base or 0) for push in batch.kept)
             worker = batch.kept[0].worker if len(kept) == 1 else None
             self.rule.apply(
@@ -154,6 +161,17 @@ class SimulatedTraining:
     def leave(self, worker: int) -> None:
         self.rule.forget(self.state, worker)
         self._own.pop(worker, None)
+
+    def _weights_of(self, push: Push) -> Array:
+        """The weights that a push is computed on. Raises ValueError if they are held no more."""
+        for version, weights in reversed(self._held[push.worker]):
+            if version == push.base:
+                return weights
+        held = [version for version, _ in self._held[push.worker]]
+        raise ValueError(
+            f"push {push.clock} of worker {push.worker} was computed on version {push.base}, and versions {held} are held; "
+            f"delay is {self._delay} here, give that of the mode"
+        )
 
     def score(self) -> float:
         """The problem's score of the weights as they stand."""

@@ -12,11 +12,14 @@ from psjob.simulate.engine import Outage, Stall, WorkerSpeeds
 from psjob.simulate.training import Digits, Fixed, Quadratic, TrainingProblem
 
 MOST_PARAMETERS = 100_000_000
+DELAY = "delay"
+"""Field of the modes that have one."""
 
 
 def mode_of(text: str, workers: int | None = None) -> Mode:
     """`sync`, `backup:2`, `local:50,quorum=6,grace=30`: a name, then its numbers; the first may go without its name.
 
+    A delay is always named, behind `:` or `,`: `sync:delay=1`, `bounded:5:delay=2`.
     Raises ValueError with what there is, and for one that wants more than so many `workers`.
     """
     name, _, rest = text.partition(":")
@@ -25,10 +28,10 @@ def mode_of(text: str, workers: int | None = None) -> Mode:
     kind = MODES[name]
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     given: dict[str, object] = {}
-    for place, part in enumerate(rest.split(",") if rest else ()):
+    for place, part in enumerate(rest.replace(f":{DELAY}=", f",{DELAY}=").split(",") if rest else ()):
         key, equals, value = part.partition("=")
         if not equals:
-            key, value = (next(iter(fields), ""), part) if place == 0 else ("", part)
+            key, value = (next((field for field in fields if field != DELAY), ""), part) if place == 0 else ("", part)
         if key not in fields or key in given:
             raise ValueError(f"--mode {text}: {part!r} is not a number of {name}; write {_form(name)}")
         given[key] = _typed(f"--mode {text}: {key}", value, str(fields[key].type))
@@ -43,15 +46,15 @@ def mode_of(text: str, workers: int | None = None) -> Mode:
 
 
 def label(mode: Mode) -> str:
-    """How `mode` is written, without what it has by default (but its first number)."""
-    fields = dataclasses.fields(mode)  # type: ignore[arg-type]
+    """How `mode` is written, without what it has by default (but its first number). A delay stands as `modes.format_mode` writes it."""
+    fields = [field for field in dataclasses.fields(mode) if field.name != DELAY]  # type: ignore[arg-type]
     values = {field.name: getattr(mode, field.name) for field in fields}
     parts = [
         ("" if i == 0 else f"{field.name}=") + (str(value).lower() if isinstance(value, bool) else f"{value:.12g}")
         for i, (field, value) in enumerate(zip(fields, values.values(), strict=True))
         if i == 0 or value != field.default
     ]
-    return mode.name + (":" + ",".join(parts) if parts else "")
+    return mode.name + (":" + ",".join(parts) if parts else "") + (f":{DELAY}={mode.delay}" if mode.delay else "")
 
 
 def speeds_of(
@@ -98,7 +101,9 @@ def option_numbers(option: str, settings: Sequence[str]) -> dict[str, float | bo
 
 def _form(name: str) -> str:
     fields = [field.name for field in dataclasses.fields(MODES[name])]  # type: ignore[arg-type]
-    return name + "".join(f"{':' if i == 0 else ','}{'' if i == 0 else field + '='}{field.upper()}" for i, field in enumerate(fields))
+    numbers = [field for field in fields if field != DELAY]
+    form = name + "".join(f"{':' if i == 0 else ','}{'' if i == 0 else field + '='}{field.upper()}" for i, field in enumerate(numbers))
+    return form + (f"[:{DELAY}=N]" if DELAY in fields else "")
 
 
 def _typed(what: str, value: str, kind: str) -> object:
