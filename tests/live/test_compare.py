@@ -117,7 +117,6 @@ def test_a_word_that_is_no_mode_is_refused(text: str) -> None:
             {"mode": "local", "updateRule": "delayed-nesterov", "ruleOptions": {"every": 2}},
             ["mode=local", "updateRule=null", "ruleOptions=null"],
         ),
-        ("async", {"delay": 1}, ["mode=async"]),
         ("backup:2", {"delay": 1}, ["mode=sync", "sync.backupWorkers=2", "delay=0"]),
         ("local", {"mode": "async", "delay": 4}, ["mode=local", "delay=0"]),
     ],
@@ -359,7 +358,6 @@ def test_a_simulated_comparison_is_a_page_of_its_own(tmp_path: Path, request: py
         (["--modes", "sync,async", "--set", "spec.training.updateAt=worker"], "async: "),
         (["--modes", "sync,async", "--simulate", "--slow", "9=4"], "worker 9 is not one of the 4 workers"),
         (["--simulate"], "--simulate: give two modes or more"),
-        (["--modes", "sync,async", "--simulate", "--set", "spec.training.delay=1"], "does not know spec.training.delay, which is 1; "),
         ([str(DIGITS)], "the same manifest is given twice"),
     ],
 )

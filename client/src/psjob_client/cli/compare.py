@@ -176,9 +176,6 @@ def _simulated(
     if len(words) < 2:
         raise BadInput("--simulate: give two modes or more, such as --modes sync,backup:1,async")
     spec = read[0][1].spec
-    if spec.training.delay:
-        given = f"spec.training.delay, which is {spec.training.delay}"
-        raise BadInput(f"--simulate: the simulator does not know {given}; add --set spec.training.delay=0")
     options = ["--workers", str(spec.workers.replicas)]
     if spec.training.update_rule and spec.training.mode != "local":  # there it is the outer rule, which is the mode's
         flags = {"rule": spec.training.update_rule} | dict(flags)

@@ -39,8 +39,6 @@ FIELDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "local-async": ("local", {"inner_steps": "local.innerSteps"}),
 }
 """By the simulator's word: the manifest's mode, and the manifest's field of each number of the word, the first one first."""
-DELAYED = ("sync", "bounded", "async")
-"""Words of the modes that may have a delay."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,6 @@ def side_of(word: str, manifest: Path, training: Training) -> Side:
     settings += [f"spec.training.{field}={value}" for field, value in _numbers(word, rest, fields).items()]
     settings += [f"spec.training.delay={delay}"] if delay else _given(given, "0", "delay")
     settings += [f"spec.training.{other}=null" for other in MODES if given.get(other) and other != mode]
-    if name not in DELAYED:
-        settings += _given(given, "0", "delay")
     if name == "sync":
         settings += _given(given, "0", "sync.backupWorkers")
     if name == "backup" and not rest and not _at(given, "sync.backupWorkers"):
