@@ -30,7 +30,7 @@ from psjob.process import supervise
 from psjob.protocol.records import PIECE, RecordId, RecordIn, RecordsOnStream
 from psjob.protocol.worker import events as e
 from psjob.wire import tcp
-from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
+from psjob.wire.frame import HELD_SECONDS, MAX_RECORD, UPDATED_SECONDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
 from psjob.wire.unauthenticated import one_line
@@ -39,6 +39,7 @@ from psjob.worker.compression import WorkerCompression
 from psjob.worker.rendezvous import DIAL_SECONDS, newest_process
 from psjob.worker.sharing import Sharing
 from psjob.worker.state import SessionState
+from psjob.worker.step_parts import WIRE, Answer
 
 
 class SendPolicy(Protocol):
@@ -63,7 +64,7 @@ class BlockEnd(Protocol):
 
     def make_packs(self) -> Packs: ...
     def stage(self, link: ShardConnection, header: Header) -> tuple[int, int] | None: ...
-    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> None: ...
+    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> float: ...
     def note(self, header: Header) -> None: ...
 
 
@@ -158,7 +159,7 @@ def read_answers(state: SessionState, links: Sequence[ShardConnection]) -> None:
     """
     owing = [link for link in links if link.outstanding]
     lanes: list[tuple[ShardConnection, WorkerLane]] = []
-    began = time.monotonic()
+    began, begun = time.monotonic(), state.parts.wait()
     try:
         for link in owing:
             lane = link.main
@@ -169,6 +170,7 @@ def read_answers(state: SessionState, links: Sequence[ShardConnection]) -> None:
     finally:
         for _, lane in lanes:
             lane.read_lock.give()
+        state.parts.waited(begun)
         state.idle.waited += time.monotonic() - began
 
 
@@ -294,7 +296,7 @@ class WorkerLane:
                 thread.join(CLOSE_SECONDS)
 
     def _send_now(self, header: Header) -> None:
-        policy = self.link.ends.policy
+        policy, parts = self.link.ends.policy, self.link.state.parts
         try:
             place = self.link.ends.blocks.stage(self.link, header)
             if place is not None:
@@ -302,7 +304,9 @@ class WorkerLane:
                 return
             frame = policy.outgoing(self, header, self._leaving[header.block])
             if frame is not None:
+                before = parts.to(WIRE)
                 self.send(*frame)
+                parts.to(before)
         finally:
             policy.sent(header)
 
@@ -666,7 +670,10 @@ class ShardConnection:
             self.ends.blocks.compression.codec_of(header)
             stream.drain(header)
             return
-        self.ends.blocks.land(self, stream, header, lane.landing[header.block])
+        came = time.monotonic()
+        copied = self.ends.blocks.land(self, stream, header, lane.landing[header.block])
+        held, updated = header.generation * HELD_SECONDS, header.table * UPDATED_SECONDS
+        state.parts.answers.append(Answer(came, time.monotonic(), copied, held, updated))
         with state.cond:
             self.ends.blocks.note(header)
             if not header.info:

@@ -43,6 +43,7 @@ from psjob.worker.rows import Rows
 from psjob.worker.sharing import SLOTS
 from psjob.worker.stage_connections import StageConnections
 from psjob.worker.state import TICK_SECONDS, SessionState
+from psjob.worker.step_parts import OWN
 
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at snapshots only."""
@@ -65,7 +66,8 @@ class WorkerSession:
         self.place, self.rule, self.aliases = place, rule, dict(aliases)
         state = self.state = SessionState(place, table, rule, self.handle, self._call_readers, self._tell_wait)
         self.mode, self.reduces, self.stage = state.mode, state.reduces, state.stage
-        self.cond, self.machine, self.idle = state.cond, state.machine, state.idle
+        self.cond, self.machine, self.idle, self.parts = state.cond, state.machine, state.idle, state.parts
+        self.parts.tell = self._tell_gauge
         self.header, self.check, self.wait, self.stepped = state.header, state.check, state.wait, state.stepped
         self.states: dict[int, bytes] = {}
         self._parameters: Sequence[torch.Tensor] = ()
@@ -158,11 +160,12 @@ class WorkerSession:
             record = make_record()
         self.handle(e.AtStepBoundary(record, settled, self.idle.told), self.exchange.packs)
         self.at_step_boundary(machine.snapshot_clock == machine.clock)
-        self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
+        self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint", part=OWN)
 
     def _measure(self, last: bool = False) -> None:
         now = time.monotonic()
         self.idle.at(self.clock, now)
+        self.parts.step_boundary(self.clock, last)
         if self.stage_links is not None:
             self.stage_links.gauge.step_boundary(now, last)
 
@@ -225,7 +228,7 @@ class WorkerSession:
             self.stage_links.gauge.waits(what, began, now)
 
     def _tell_gauge(self, body: dict[str, Any]) -> None:
-        if self.joined:
+        if self.joined and self.links:
             self.links[0].send_json(self.header(Kind.MEASURED, clock=self.clock), body)
 
     def stop(self) -> None:
