@@ -48,7 +48,7 @@ from psjob.worker.local_updates import LocalRounds, WorkerSideRule
 from psjob.worker.overlap import Overlap, install, tree_of
 from psjob.worker.rows import Carried
 from psjob.worker.staging import Staging
-from psjob.worker.step_parts import UPDATE, DeviceClock
+from psjob.worker.step_parts import UPDATE, DeviceClock, own_time
 
 JOIN_SECONDS = 5.0
 WATCHED = 8
@@ -375,16 +375,12 @@ class TrainingJob:
             if not self.places.known:
                 self.step_boundary()
 
+    @own_time
     def step_boundary(self) -> None:
         """The script asks for its next batch (or, without `shard`, has made a step).
 
         A record belongs to the start of a round, and to a moment at which no gradient is accumulated: a step is begun anew from it.
         """
-        before = self.session.parts.enter()
-        self._step_boundary()
-        self.session.parts.to(before)
-
-    def _step_boundary(self) -> None:
         if self.places.batches:
             self.weight_guard.refuse_without_step(self.made)
         using = self.training or (torch.is_grad_enabled() and self.gradients_have_changed)
@@ -459,8 +455,7 @@ class TrainingJob:
         if pair not in self.pairs:
             self.refuse(f"{pair.plain.__name__} makes a step, and {self.pairs[0].plain.__name__} was attached in its place; step that one")
         by_steps, parts = not self.places.known, self.session.parts
-        before = parts.enter()
-        parts.step_ends()
+        before, original = parts.begin_step(), parts.timed(UPDATE, original)
         if by_steps:
             self.variables.at_step(sys._getframe(1))
         self._pushed = self.carry_out(lambda: self.clipping.begin(pair))
@@ -473,8 +468,7 @@ class TrainingJob:
         self.clipping.end(pair)
         self.left.forget(pair.has)
         self._pushed = None
-        parts.step_begins()
-        parts.to(before)
+        parts.end_step(before)
 
     def _leave_gradients(self) -> None:
         self._left = [(None if grad is None else weakref.ref(grad), version) for grad, version in self._gradients_now()]
@@ -556,9 +550,7 @@ class TrainingJob:
                 p.grad.mul_(scale)
         optimizers.clear_marks(self._stepping.optimizer)
         self.weight_guard.forget()
-        before = self.session.parts.to(UPDATE)  # where the round ends here, its push says what is not
         self.carry_out(lambda: rounds.step(original, skip))
-        self.session.parts.to(before)
 
     def _end_round(self) -> bool:
         """The script wants the job's weights: push the round that is open, if one is."""
@@ -640,7 +632,6 @@ class TrainingJob:
             if mine:
                 p.grad = None if index in nowhere else mean
         optimizers.clear_marks(self._stepping.optimizer)
-        before = self.session.parts.to(UPDATE)
         clipping.clip_alone([p for p, mine in zip(self.parameters, own, strict=True) if mine], clip)
         if pushed is None:
             self.clipping.note(self.session.exchange.skipped)
@@ -649,7 +640,6 @@ class TrainingJob:
         if not skipped:
             with self.lr.on(pair.optimizer, clock):
                 original()
-        self.session.parts.to(before)
 
     def _taken_clip(self) -> GradientClip:
         """How the script, or the manifest, clips the step that is made now."""

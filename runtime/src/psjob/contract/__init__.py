@@ -242,7 +242,7 @@ ANSWER_HEADER: Final = "X-Psjob-Answer"
 STATUS_PATH: Final = "/status"
 HISTORY_PATH: Final = "/history"
 """Of shard 0 alone: {"entries": [{"time": unix s, "step": int, "rate": steps/s | null, "metrics": {name: number},
-"reported": [the step at which each of them was last given], "stepParts": [seconds, in the order of STEP_PARTS] | null}, ...]}, oldest first:
+"reported": [the step at which each of them was last given], "stepParts": [seconds, in STEP_PARTS' order] | null}, ...]}, oldest first:
 some hundreds over the time since this start of shard 0. Steps go back where a restart undid some."""
 STATUS_BYTES: Final = 1 << 20
 """What is read of an answer: above what shard 0 says of 4,000 workers and 256 reported numbers, each name and number at its longest."""

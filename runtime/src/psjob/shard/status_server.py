@@ -311,11 +311,8 @@ def _advice(server: Server, parts: Mapping[str, float] | None) -> str | None:
     coordinator, config = server.coordinator, server.place.config
     if parts is None or coordinator is None or not coordinator.machine.state.progress.times.settled():
         return None
-    settings = JobSettings(
-        server.store.mode.name, config.workers, len(config.shards), _transport(server) == "shared", config.compression.push,
-        config.compression.pull, config.streams, config.backup_workers, bool(config.stages),
-    )  # fmt: skip
-    return advice(parts, settings)
+    shared = _transport(server) == "shared"
+    return advice(parts, JobSettings(server.store.mode.name, config.workers, shared, config.compression.push, bool(config.stages)))
 
 
 def _rss() -> int:

@@ -255,10 +255,11 @@ class WorkerLane:
 
         Where the stream has ended it is forgotten: what must not be lost is said again after the next welcome.
         """
-        try:
+        parts = self.link.state.parts
+        before = parts.to(WIRE)  # a frame waits behind the bytes of others
+        with contextlib.suppress(StreamClosed):
             self.stream.send(self.link.dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"", rides)
-        except StreamClosed:
-            pass
+        parts.to(before)
 
     def send_record(self, header: Header, record: bytes, idle: tuple[int, int], rides: bool) -> None:
         """As `send`, of a resume record of at most a piece: what it changes of the last one on this stream. `idle` as in AtStepBoundary."""
@@ -296,7 +297,7 @@ class WorkerLane:
                 thread.join(CLOSE_SECONDS)
 
     def _send_now(self, header: Header) -> None:
-        policy, parts = self.link.ends.policy, self.link.state.parts
+        policy = self.link.ends.policy
         try:
             place = self.link.ends.blocks.stage(self.link, header)
             if place is not None:
@@ -304,9 +305,7 @@ class WorkerLane:
                 return
             frame = policy.outgoing(self, header, self._leaving[header.block])
             if frame is not None:
-                before = parts.to(WIRE)
                 self.send(*frame)
-                parts.to(before)
         finally:
             policy.sent(header)
 
@@ -406,6 +405,11 @@ class ShardConnection:
         """Send on the first stream, if the link is up."""
         if (lane := self.main) is not None:
             lane.send(header, payload)
+
+    def send_riding(self, header: Header, body: Any) -> None:
+        """Send on the first stream with what is sent next, if the link is up."""
+        if (lane := self.main) is not None:
+            lane.stream.ride(self.dated(header), dump(body))
 
     def send_json(self, header: Header, body: Any, everywhere: bool = False) -> None:
         """Send on the first stream (`everywhere`: on each, ahead of the blocks to come), if the link is up."""

@@ -67,7 +67,7 @@ class WorkerSession:
         state = self.state = SessionState(place, table, rule, self.handle, self._call_readers, self._tell_wait)
         self.mode, self.reduces, self.stage = state.mode, state.reduces, state.stage
         self.cond, self.machine, self.idle, self.parts = state.cond, state.machine, state.idle, state.parts
-        self.parts.tell = self._tell_gauge
+        self.parts.tell = self._tell_parts
         self.header, self.check, self.wait, self.stepped = state.header, state.check, state.wait, state.stepped
         self.states: dict[int, bytes] = {}
         self._parameters: Sequence[torch.Tensor] = ()
@@ -228,8 +228,12 @@ class WorkerSession:
             self.stage_links.gauge.waits(what, began, now)
 
     def _tell_gauge(self, body: dict[str, Any]) -> None:
-        if self.joined and self.links:
+        if self.joined:
             self.links[0].send_json(self.header(Kind.MEASURED, clock=self.clock), body)
+
+    def _tell_parts(self, body: dict[str, Any]) -> None:
+        for link in self.links[:1]:  # a process that is not its worker's first one has none
+            link.send_riding(self.header(Kind.MEASURED, clock=self.clock), body)
 
     def stop(self) -> None:
         """This process is asked to go. Only a flag is set: a signal handler may call it."""

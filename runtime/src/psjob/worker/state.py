@@ -82,8 +82,9 @@ class SessionState:
             raise SessionEnd(ending.how, ending.message)
 
     def wait(self, done: Callable[[], bool], what: str, seconds: float | None = None, part: int = WIRE) -> None:
-        """Wait for `done`, which is `part` of a step. An ending is raised first; after `seconds` (None: as long as the job waits) the worker
-        stops.
+        """Wait for `done`, as `part` of a step.
+
+        An ending is raised first; after `seconds` (None: as long as the job waits) the worker stops.
         """
         machine, began = self.machine, time.monotonic()
         with self.cond:

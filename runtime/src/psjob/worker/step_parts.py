@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from threading import get_ident
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -146,17 +147,44 @@ class StepParts:
             self.tell({"parts": [round(one, 6) for one in seconds], "steps": steps})
         self._counts = True
 
-    # -- what is computed on a device ------------------------------------------------------------
-
-    def step_begins(self) -> None:
-        """The script has its weights."""
-        if self.device is not None:
-            self.device.begins()
-
-    def step_ends(self) -> None:
-        """The script has its gradients."""
+    def begin_step(self) -> int:
+        """As `enter`, where the script has its gradients."""
+        before = self.enter()
         if self.device is not None:
             self.device.ends()
+        return before
+
+    def end_step(self, before: int) -> None:
+        """As `to`, where the script has its weights."""
+        if self.device is not None:
+            self.device.begins()
+        self.to(before)
+
+    def timed(self, part: int, call: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """The same call, whose time is of this part."""
+        if call is None:
+            return None
+
+        def made() -> Any:
+            before = self.to(part)
+            try:
+                return call()
+            finally:
+                self.to(before)
+
+        return made
+
+
+def own_time(call: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A method that the script calls, of an object with a `session`: its time is psjob's own, but for what it says itself."""
+
+    @wraps(call)
+    def timed(job: Any) -> None:
+        before = job.session.parts.enter()
+        call(job)
+        job.session.parts.to(before)
+
+    return timed
 
 
 class DeviceClock:

@@ -76,18 +76,14 @@ class JobSettings:
 
     mode: str = "sync"
     workers: int = 1
-    shards: int = 1
     shared: bool = False
     push: str = "none"
-    pull: str = "none"
-    streams: int = 1
-    backup_workers: int = 0
     stages: bool = False
-    device: bool = False
-    """The model lies on a GPU, as far as that is known."""
 
 
 MOST_NAMED: Final = 3
+HIDES: Final = 0.25
+"""What computes for at least this part of a step can hide as much of its waits."""
 WAITS: Final = {
     "copyOut": "copy gradients out",
     "wire": "wait for the wire",
@@ -96,6 +92,18 @@ WAITS: Final = {
     "copyBack": "copy weights back",
     "psjob": "are busy with records and checks of psjob",
 }
+LARGER: Final = "a larger batch, or several summed before a step: fewer steps for the same data"
+OVERLAP: Final = "attach(overlap=True), gradients leave while the rest is computed"
+DELAY: Final = "training.delay: 1, the next step is computed meanwhile"
+LOCAL: Final = "training.mode: local, one exchange in many steps"
+CODEC: Final = "training.compression.push: bf16 and pull: bf16, half the bytes"
+NEAR: Final = "workers and shards on one host, which share memory (shards.placement: Colocated)"
+BACKUP: Final = "training.sync.backupWorkers: 1, the last one is not waited for"
+BOUNDED: Final = "training.mode: bounded, a worker may be some steps ahead"
+ASYNC: Final = "training.mode: async, nobody waits"
+SHARDS: Final = "more shards on other cores, each updates its part of the model"
+KEPT: Final = "zero_grad(set_to_none=False) on one host: gradients that the script keeps lie where shards read them"
+RARER: Final = "a longer checkpoint.periodSeconds"
 
 
 def advice(parts: Mapping[str, float], job: JobSettings) -> str | None:
@@ -104,43 +112,40 @@ def advice(parts: Mapping[str, float], job: JobSettings) -> str | None:
     if whole <= 0 or parts["compute"] >= HALF * whole:
         return None
     most = max(WAITS, key=lambda name: parts[name])
-    helps = [words for words, possible in _remedies(most, job) if possible][:MOST_NAMED]
-    said = (
+    possible = _possible(job, hides=parts["compute"] >= HIDES * whole)
+    helps = [words for words in _REMEDIES[most] if words in possible][:MOST_NAMED]
+    return (
         f"workers compute for {parts['compute'] / whole:.0%} of their time: of a step of {_milliseconds(whole)} they {WAITS[most]} for "
-        f"{_milliseconds(parts[most])}"
+        f"{_milliseconds(parts[most])}. What helps most: {'; '.join(helps)}"
     )
-    return f"{said}. What helps most: {'; '.join(helps)}" if helps else said
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _remedies(part: str, job: JobSettings) -> list[tuple[str, bool]]:
-    """What shortens a part of a step, the best first, each with whether the job could still take it."""
+_REMEDIES: Final = {
+    "wire": (OVERLAP, DELAY, CODEC, LARGER, NEAR, LOCAL),
+    "others": (BACKUP, BOUNDED, ASYNC, DELAY, LARGER),
+    "update": (SHARDS, OVERLAP, DELAY, LARGER, LOCAL),
+    "copyOut": (KEPT, LARGER, LOCAL),
+    "copyBack": (LARGER, LOCAL),
+    "psjob": (LARGER, RARER),
+}
+"""By part, what shortens it, the best first. docs/performance/steps.md has what each came to where it was tried."""
+
+
+def _possible(job: JobSettings, hides: bool) -> set[str]:
+    """What the job could still take; `hides`: it computes for long enough to hide a part of its waits."""
     waits = job.mode == "sync" and not job.stages
-    larger = ("a larger batch, or gradients of several batches summed before a step: fewer steps for the same data", True)
-    bytes_ = ("training.compression.push: bf16 and pull: bf16, half the bytes", job.push == "none" and not job.shared)
-    delay = ("training.delay: 1, the next step computes meanwhile", job.mode in ("sync", "bounded", "async") and not job.stages)
-    overlap = ("attach(overlap=True), gradients leave while the rest is computed", not job.stages)
-    local = ("training.mode: local, one exchange in many steps", waits)
-    more = ("more shards: each updates a part of the model beside the others", True)
-    match part:
-        case "wire":
-            near = ("workers and shards on one host, which share memory (shards.placement: Colocated)", not job.shared)
-            return [bytes_, near, overlap, delay, larger, local] if job.push == "none" else [near, overlap, delay, larger, local]
-        case "others":
-            backup = (
-                "training.sync.backupWorkers: 1, the last one is not waited for",
-                waits and job.workers > 1 and not job.backup_workers,
-            )
-            bounded = ("training.mode: bounded, a worker may be some steps ahead", waits and job.workers > 1)
-            free = ("training.mode: async, nobody waits", job.mode != "async" and not job.stages and job.workers > 1)
-            return [backup, free, bounded, delay, larger]
-        case "update":
-            return [more, delay, larger, overlap]
-        case "copyOut" | "copyBack":
-            near = ("workers and shards on one host, which share memory: gradients that a script keeps (zero_grad(set_to_none=False)) lie "
-                    "there and are not copied", True)  # fmt: skip
-            return [near, larger, overlap]
-    return [larger, ("a longer checkpoint.periodSeconds", True)]
+    several = waits and job.workers > 1
+    late = job.mode in ("sync", "bounded", "async") and not job.stages
+    return {
+        words
+        for words, can in (
+            (LARGER, True), (RARER, True), (SHARDS, True), (OVERLAP, hides and not job.stages), (DELAY, hides and late), (LOCAL, waits),
+            (CODEC, job.push == "none" and not job.shared), (NEAR, not job.shared), (KEPT, job.shared and not job.stages),
+            (BACKUP, several), (BOUNDED, several), (ASYNC, late and job.mode != "async" and job.workers > 1),
+        )
+        if can
+    }  # fmt: skip
