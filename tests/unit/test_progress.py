@@ -409,7 +409,7 @@ SLOW: dict[str, tuple[dict[str, float], JobSettings, tuple[str, ...]]] = {
     "in bounded": (parts_of(compute=0.09, others=0.1), JobSettings("bounded", workers=3), ("mode: async", "delay: 1")),
     "with backup workers": (parts_of(others=0.1), JobSettings("backup", workers=3), ("larger batch",)),
     "a long update": (parts_of(update=0.1), JobSettings(), ("wait for the update", "more shards", "larger batch")),
-    "copies": (parts_of(copyOut=0.1), JobSettings(shared=True), ("copy gradients out", "set_to_none=False", "larger batch")),
+    "copies": (parts_of(copyOut=0.1), JobSettings(shared=True), ("copy gradients out", "larger batch", "mode: local")),
     "of stages": (parts_of(others=0.1), JobSettings(workers=3, stages=True), ("larger batch",)),
     "records": (parts_of(psjob=0.1), JobSettings(), ("records and checks", "periodSeconds")),
 }

@@ -217,8 +217,8 @@ def waste(watch: RunWatch) -> dict[str, Any]:
 class News:
     """Leaves out what was said before. A line: {"time": unix s, "began": unix s or null, "step": int, "metrics": {name: number},
 
-    "passed": [[step, unix s], …]}: when a worker was first seen in training, the lowest complete clock, the numbers that the script
-    reported last, and the steps passed since the line before.
+    "passed": [[step, unix s], …], "stepParts": {part: seconds}}: when a worker was first seen in training, the lowest complete clock, the
+    numbers that the script reported last, the steps passed since the line before, and where a step's time goes, once that is known.
     """
 
     def __init__(self) -> None:
@@ -244,4 +244,5 @@ class News:
         passed = [entry for entry in coordinator.get("passed") or () if entry[1] > self._passed]
         self._passed = passed[-1][1] if passed else self._passed
         metrics = dict(part(coordinator, "metrics"))
-        return {"time": now, "began": self._began, "step": int(numbers(coordinator, "step")), "metrics": metrics, "passed": passed}
+        told = {"time": now, "began": self._began, "step": int(numbers(coordinator, "step")), "metrics": metrics, "passed": passed}
+        return told | ({"stepParts": parts} if (parts := step_parts(coordinator)) else {})

@@ -1,7 +1,7 @@
-"""Where a worker's step goes: each moment of the script's thread is in one of contract.STEP_PARTS, so the parts sum to the whole.
+"""The parts of a worker's step: each moment of the script's thread is in one of contract.STEP_PARTS, so they sum to the whole.
 
 The thread says with `to` what it does from here on. Until the script calls psjob it computes. A wait for shards begins as `wire`, and is
-divided when it ends: each answer tells how long its push waited on the shard for other workers, and how long the update took.
+divided when it ends. Each answer tells how long its push waited on the shard for other workers, and how long the update took.
 
 On a GPU the script's calls only begin what is computed. `DeviceClock` times it by events, which are read a step later, so nothing waits
 for them. The time beyond the calls belongs to `compute`; the host spends it waiting in copies.

@@ -1,4 +1,4 @@
-"""Where a step's time goes, as workers tell it: the mean over them, and a sentence where they compute for less than half of their time.
+"""The parts of a step's time, as workers tell it: the mean over them, and a sentence if they compute for less than half of their time.
 
 Each worker tells seconds by part of the steps since it told last. What it told before counts half after HALF_SECONDS, so that the figure is
 mostly of the last minute, and a worker keeps one row however long the job runs.
@@ -102,7 +102,6 @@ BACKUP: Final = "training.sync.backupWorkers: 1, the last one is not waited for"
 BOUNDED: Final = "training.mode: bounded, a worker may be some steps ahead"
 ASYNC: Final = "training.mode: async, nobody waits"
 SHARDS: Final = "more shards on other cores, each updates its part of the model"
-KEPT: Final = "zero_grad(set_to_none=False) on one host: gradients that the script keeps lie where shards read them"
 RARER: Final = "a longer checkpoint.periodSeconds"
 
 
@@ -128,7 +127,7 @@ _REMEDIES: Final = {
     "wire": (OVERLAP, DELAY, CODEC, LARGER, NEAR, LOCAL),
     "others": (BACKUP, BOUNDED, ASYNC, DELAY, LARGER),
     "update": (SHARDS, OVERLAP, DELAY, LARGER, LOCAL),
-    "copyOut": (KEPT, LARGER, LOCAL),
+    "copyOut": (LARGER, LOCAL),
     "copyBack": (LARGER, LOCAL),
     "psjob": (LARGER, RARER),
 }
@@ -144,7 +143,7 @@ def _possible(job: JobSettings, hides: bool) -> set[str]:
         words
         for words, can in (
             (LARGER, True), (RARER, True), (SHARDS, True), (OVERLAP, hides and not job.stages), (DELAY, hides and late), (LOCAL, waits),
-            (CODEC, job.push == "none" and not job.shared), (NEAR, not job.shared), (KEPT, job.shared and not job.stages),
+            (CODEC, job.push == "none" and not job.shared), (NEAR, not job.shared),
             (BACKUP, several), (BOUNDED, several), (ASYNC, late and job.mode != "async" and job.workers > 1),
         )
         if can
