@@ -15,11 +15,11 @@ import networkx
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
-FILES = 335
+FILES = 337
 """Source files of runtime, operator and client together, at most."""
-LINES = 86_880
+LINES = 87_510
 """Lines of Python in them, at most."""
-TEST_LINES = 98_730
+TEST_LINES = 99_090
 """Lines of Python in tests/, at most."""
 LONGEST = 700
 """Lines of the longest source file, at most."""
