@@ -135,7 +135,7 @@ def shut() -> None:
     StepParts.wait = lambda *_: (NOBODY, 0.0)  # type: ignore[method-assign]
     StepParts.waited = StepParts.step_boundary = lambda *_: None  # type: ignore[method-assign]
     StepParts.timed = lambda _self, _part, call: call  # type: ignore[method-assign]
-    connection.Answer = lambda *_: None  # type: ignore[assignment, misc]
+    connection.LandedAnswer = lambda *_: None  # type: ignore[assignment, misc]
 
 
 def blind(_words: argparse.Namespace) -> None:

@@ -23,23 +23,23 @@ from psjob.contract import STEP_PARTS
 from psjob.rules.base import Rule
 from psjob.shard.status_server import status
 from psjob.worker import step_parts
-from psjob.worker.step_parts import COPY_OUT, OWN, WIRE, Answer, StepParts, split_wait, with_device
+from psjob.worker.step_parts import COPY_OUT, OWN, WIRE, LandedAnswer, StepParts, split_wait, with_device
 from tests.live.live_shards import Worker, all_well, eventually, serving
 from tests.live.training import train_step
 
 pytestmark = pytest.mark.usefixtures("last_words")
 
-WAITS: dict[str, tuple[tuple[float, float], list[Answer], tuple[float, float, float]]] = {
+WAITS: dict[str, tuple[tuple[float, float], list[LandedAnswer], tuple[float, float, float]]] = {
     "no answer: all of it is the wire": ((0.0, 1.0), [], (0.0, 0.0, 0.0)),
-    "the push waited for others, then for its update": ((0.0, 1.0), [Answer(0.9, 0.9, 0.0, 0.5, 0.3)], (0.5, 0.3, 0.0)),
-    "bytes come for half of the time": ((0.0, 1.0), [Answer(0.5, 1.0, 0.0, 9.0, 0.2)], (0.3, 0.2, 0.0)),
-    "a copy after the bytes": ((0.0, 1.0), [Answer(0.5, 1.0, 0.25, 0.0, 9.0)], (0.0, 0.5, 0.25)),
-    "what others cost before the wait began is not waited for": ((10.0, 11.0), [Answer(11.0, 11.0, 0.0, 60.0, 0.25)], (0.75, 0.25, 0.0)),
-    "an answer of before the wait": ((10.0, 11.0), [Answer(9.0, 9.5, 0.0, 5.0, 5.0)], (0.0, 0.0, 0.0)),
+    "the push waited for others, then for its update": ((0.0, 1.0), [LandedAnswer(0.9, 0.9, 0.0, 0.5, 0.3)], (0.5, 0.3, 0.0)),
+    "bytes come for half of the time": ((0.0, 1.0), [LandedAnswer(0.5, 1.0, 0.0, 9.0, 0.2)], (0.3, 0.2, 0.0)),
+    "a copy after the bytes": ((0.0, 1.0), [LandedAnswer(0.5, 1.0, 0.25, 0.0, 9.0)], (0.0, 0.5, 0.25)),
+    "what others cost before the wait began is not waited for": ((10.0, 11.0), [LandedAnswer(11.0, 11.0, 0.0, 60.0, 0.25)], (0.75, 0.25, 0.0)),
+    "an answer of before the wait": ((10.0, 11.0), [LandedAnswer(9.0, 9.5, 0.0, 5.0, 5.0)], (0.0, 0.0, 0.0)),
     "two blocks wait together for the same worker": (
-        (0.0, 1.0), [Answer(0.5, 0.5, 0.0, 0.4, 0.1), Answer(0.6, 0.6, 0.0, 0.4, 0.1)], (0.4, 0.2, 0.0),
+        (0.0, 1.0), [LandedAnswer(0.5, 0.5, 0.0, 0.4, 0.1), LandedAnswer(0.6, 0.6, 0.0, 0.4, 0.1)], (0.4, 0.2, 0.0),
     ),
-    "an answer that lands as the wait ends": ((0.0, 1.0), [Answer(1.5, 2.0, 0.0, 0.25, 0.25)], (0.25, 0.25, 0.0)),
+    "an answer that lands as the wait ends": ((0.0, 1.0), [LandedAnswer(1.5, 2.0, 0.0, 0.25, 0.25)], (0.25, 0.25, 0.0)),
 }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_a_wait_is_for_what_the_answers_tell(case: str) -> None:
 
 @given(st.lists(st.tuples(*[st.floats(0, 5)] * 5), max_size=8), st.floats(0, 5), st.floats(0, 5))
 def test_no_part_is_negative_and_together_they_are_no_more_than_the_wait(rows: list[tuple[float, ...]], began: float, span: float) -> None:
-    answers = [Answer(min(a, b), max(a, b), *rest) for a, b, *rest in rows]
+    answers = [LandedAnswer(min(a, b), max(a, b), *rest) for a, b, *rest in rows]
     parts = split_wait(began, began + span, answers)
     assert min(parts) >= 0 and sum(parts) <= span + 1e-9
 
@@ -85,7 +85,7 @@ def test_each_moment_is_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
         spend(0.5)
         wait = parts.wait()
         spend(2.0)
-        parts.answers.append(Answer(now[0], now[0], 0.0, 1.0, 0.5))
+        parts.answers.append(LandedAnswer(now[0], now[0], 0.0, 1.0, 0.5))
         parts.waited(wait)
         parts.to(inside)
         parts.step_boundary(clock)

@@ -39,7 +39,7 @@ from psjob.worker.compression import WorkerCompression
 from psjob.worker.rendezvous import DIAL_SECONDS, newest_process
 from psjob.worker.sharing import Sharing
 from psjob.worker.state import SessionState
-from psjob.worker.step_parts import WIRE, Answer
+from psjob.worker.step_parts import WIRE, LandedAnswer
 
 
 class SendPolicy(Protocol):
@@ -677,7 +677,7 @@ class ShardConnection:
         came = time.monotonic()
         copied = self.ends.blocks.land(self, stream, header, lane.landing[header.block])
         held, updated = header.generation * HELD_SECONDS, header.table * UPDATED_SECONDS
-        state.parts.answers.append(Answer(came, time.monotonic(), copied, held, updated))
+        state.parts.answers.append(LandedAnswer(came, time.monotonic(), copied, held, updated))
         with state.cond:
             self.ends.blocks.note(header)
             if not header.info:

@@ -28,7 +28,7 @@ CROWD: Final = 200
 """Workers that tell each second; of more, each tells more seldom."""
 
 
-class Answer(NamedTuple):
+class LandedAnswer(NamedTuple):
     """One block's answer, in monotonic seconds of this process."""
 
     came: float
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
     """Seconds of its update."""
 
 
-def split_wait(began: float, ended: float, answers: Iterable[Answer]) -> tuple[float, float, float]:
+def split_wait(began: float, ended: float, answers: Iterable[LandedAnswer]) -> tuple[float, float, float]:
     """(others, update, copy back) of a wait, in seconds; the rest is the wire. `answers` in the order in which they landed.
 
     At each moment the wait is for the answer that comes next. Backwards from its landing the time is that of its copy, of its bytes, of its
@@ -85,7 +85,7 @@ class StepParts:
     def __init__(self, workers: int = 1) -> None:
         self.tell: Callable[[dict[str, Any]], None] = lambda _body: None
         self.seconds = [0.0] * len(STEP_PARTS)
-        self.answers: list[Answer] = []
+        self.answers: list[LandedAnswer] = []
         """That have landed since the last wait. Any thread adds to it."""
         self.device: DeviceClock | None = None
         self._every = TELL_SECONDS * max(1.0, workers / CROWD)
