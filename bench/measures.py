@@ -296,6 +296,10 @@ MEASURES: Sequence[Against | Alone] = (
         "staleness", "3 workers in async, TCP: processor time of a push with the look at staleness and gap, over that without",
         Program("psjob", "staleness_ps.py"),
     ),
+    Alone(
+        "step-parts", "2 workers, TCP: processor time of a step with the break-down of where it goes, over that without",
+        Program("psjob", "parts_cost.py", seconds=900.0),
+    ),
     Alone("drift", "2 workers, 100 MB, shared memory: what comparing their weights costs", Program("psjob", "drift.py", SHARED)),
     Alone("clients", "processor time of a push of 4 KB in a shard's store, by the number of workers", Program("psjob", "clients.py")),
     Alone(

@@ -297,6 +297,29 @@ def test_a_run_is_watched_while_it_trains(chromium: Browser, tmp_path: Path) -> 
         assert all("ERR_CONNECTION_REFUSED" in error or "Failed to fetch" in error for error in errors), errors
 
 
+def test_where_a_step_goes_is_a_bar_with_a_colour_a_part(chromium: Browser, tmp_path: Path) -> None:
+    parts = {"compute": 0.026, "copyOut": 0.009, "wire": 0.12, "others": 0.002, "update": 0.04, "copyBack": 0.01, "psjob": 0.0}
+    pages.a_run(tmp_path, "slow-1124-000002", 50, made=1.79e9 + 100, stepParts=parts, stepAdvice="workers compute for 13% <b>of</b> it")
+    pages.a_run(tmp_path, "whole-1124-000001", 50, made=1.79e9)
+    with Served((AsyncClient.local(tmp_path),), tmp_path) as served:
+        page, errors = opened(chromium, served)
+        bar = page.get_by_role("img", name="A step takes 207 ms: compute 26 ms, copy out 9 ms, wire 120 ms")
+        expect(bar).to_be_visible()
+        wide = {one.get_attribute("data-part"): one.bounding_box() for one in bar.locator("rect").all()}
+        box = bar.bounding_box()
+        assert box is not None and set(wide) == set(parts)
+        for name, seconds in parts.items():
+            assert abs((wide[name] or {"width": 0.0})["width"] / box["width"] - seconds / 0.207) < 0.01, name
+        fills = bar.locator("rect").evaluate_all("all => all.map(one => getComputedStyle(one).fill)")
+        assert len(set(fills)) == len(parts)
+        expect(page.get_by_text("workers compute for 13% <b>of</b> it")).to_be_visible()
+        assert pages.barriers(page, pages.EVERY) == []
+        page.get_by_role("link", name="whole").click()
+        expect(page.get_by_role("heading", name="whole", exact=True)).to_be_visible()
+        expect(page.get_by_role("heading", name="Where a step")).to_have_count(0)
+        assert errors == []
+
+
 @pytest.mark.rotating
 def test_stages_have_a_table_and_a_job_without_them_has_none(chromium: Browser, tmp_path: Path) -> None:
     stages = [

@@ -33,7 +33,7 @@ from psjob_operator.cluster.main import Health
 from psjob_operator.cluster.metrics import CONTENT_TYPE, JobReading, Meter, Sources, metrics_text, resource_of
 from psjob_operator.cluster.observe import parse_status
 from psjob_operator.cluster.queue import Queue
-from psjob_operator.contract import STATUS_BYTES
+from psjob_operator.contract import STATUS_BYTES, STEP_PARTS
 from tests.tensors.desk import Clerk, Desk
 from tests.unit.api_manifest import GOOD
 
@@ -69,6 +69,7 @@ def told(values: list[float] = [], gaps: list[float] = [], **said: Any) -> dict[
     for value in gaps:
         gap.see(value)
     coordinator = {"step": 120, "loss": 0.25, "rate": 10.5, "pushBytes": 1 << 20, "staleness": staleness.told(), "gap": gap.told(), **said}
+    coordinator |= {"stepParts": {**dict.fromkeys(STEP_PARTS, 0.01), "wire": 0.06, "own": 1.0}}
     coordinator |= {"workers": [{"rank": 0, "idle": 0.2}, {"rank": 1, "idle": 0.4}, {"rank": 2, "idle": None}]}
     found = parse_status(json.dumps({"run": "x", "counters": {"applied": 480}, "coordinator": coordinator}).encode())
     assert found is not None
@@ -150,6 +151,8 @@ def test_a_job_as_status_and_shard_0_tell_it() -> None:
     }  # fmt: skip
     for name, number in numbers.items():
         assert value(found, f"psjob_job_{name}", **at) == pytest.approx(number), name
+    parts = {name: value(found, "psjob_job_step_part_seconds", **at, part=name) for name in (*STEP_PARTS, "own")}
+    assert parts == {**dict.fromkeys(STEP_PARTS, 0.01), "wire": 0.06, "own": None}, "what is no part is no series"
     assert value(found, "psjob_push_staleness_bucket", **at, le="1024") == 1
     assert value(found, "psjob_push_staleness_bucket", **at, le="+Inf") == 2 and value(found, "psjob_push_staleness_sum", **at) == 2000
     assert value(found, "psjob_push_gap_bucket", **at, le="0.03") == 1
@@ -231,6 +234,7 @@ def test_the_first_fault_of_a_process_is_an_increase() -> None:
 @pytest.mark.parametrize("phase", RESTS)
 def test_a_job_that_does_not_run_has_no_rate_and_no_age(phase: str) -> None:
     found = page(job(answer=told(), phase=phase, interruption=None, **RESTS[phase]))
+    assert value(found, "psjob_job_step_part_seconds", namespace="a", job="one", part="wire") is None
     for name in ("steps_per_second", "wait_share", "checkpoint_age_seconds", "progress_age_seconds", "interrupted_seconds"):
         assert value(found, f"psjob_job_{name}", namespace="a", job="one") is None, name
     assert value(found, "psjob_job_pushes_total", namespace="a", job="one") == 480

@@ -15,7 +15,7 @@ import networkx
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
-FILES = 335
+FILES = 337
 """Source files of runtime, operator and client together, at most."""
 LINES = 87_000
 """Lines of Python in them, at most."""

@@ -30,6 +30,7 @@ from psjob_client.jobs.view import HistoryView, JobView, job_html
 from psjob_client.local.record import Samples
 from psjob_client.problems import no_such_job, verb_step
 from psjob_client.text import amount, span
+from psjob_operator.contract import STEP_PARTS
 
 TOLD = {
     "step": 40, "rate": 10.0, "eta": 6.0, "loss": "nan", "totalSteps": 100, "metrics": {"acc": 0.5, "bad": "nan"}, "mode": "bounded:3",
@@ -85,6 +86,23 @@ def test_a_running_run() -> None:
     assert job.warnings == ("the loss is nan",) and job.problems == ("disk full",)
     assert job.checkpoint is not None and job.checkpoint.age(1000.0) == 10.0
     assert JobView.model_validate(json.loads(json.dumps(job.to_manifest()))) == job, "its JSON is whole"
+
+
+def test_where_a_step_goes_is_a_line_and_a_series_a_part() -> None:
+    parts = dict(zip(STEP_PARTS, (0.026, 0.009, 0.12, 0.002, 0.04, 0.01, 0.0), strict=True))
+    told = {**TOLD, "stepParts": parts, "stepAdvice": "workers compute for 13% of their time"}
+    job = translate.run_view(files(live={"time": 999.0, "coordinator": told, "shards": []}))
+    line = "207 ms: compute 26, copy out 9, wire 120, others 2, update 40, copy back 10, psjob 0"
+    facts = job_facts(job, 1000.0)
+    assert ("a step", line) in facts and ("advice", "workers compute for 13% of their time") in facts
+    assert JobView.model_validate(json.loads(json.dumps(job.to_manifest()))) == job
+    for odd in ({"compute": 1.0}, {**parts, "wire": "x"}, {**parts, "wire": -1.0}, [1.0] * 7, None):
+        quiet = translate.run_view(files(live={"time": 999.0, "coordinator": {**TOLD, "stepParts": odd}, "shards": []}))
+        assert quiet.progress.step_parts == {} and "a step" not in dict(job_facts(quiet, 1000.0)), odd
+    lines = [{"time": 1.0 + at, "step": at, "rate": 2.0, "metrics": {}, "stepParts": [*parts.values()][: 7 - at]} for at in range(2)]
+    history = translate.history_view(lines)
+    wire = history.of("stepParts.wire")
+    assert wire is not None and wire.values == (0.12,) and wire.steps == (0,), "a line of another version has none"
 
 
 def test_stages_come_from_the_running_job_or_else_from_its_status() -> None:

@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from psjob import contract
 from psjob.api.data_cursor import Totals
 from psjob.protocol.coordinator.report import MOST_ENTRIES, MOST_NAMES, JobProgress, MetricHistory, RecoveryTimer
+from psjob.protocol.coordinator.step_times import HALF_SECONDS, JobSettings, StepTimed, StepTimes, advice
 from psjob.shard.push_metrics import Counters, JobCounts
 from psjob_client.jobs import translate
 from psjob_client.jobs.translate import coordinator_facts, finite, shard_view, worker_view
@@ -346,3 +349,88 @@ def test_entries_of_another_shape_are_left_out() -> None:
         "loss": [1],
     }
     assert shaped(odd) == {"workers": [{"rank": 1}], "passed": [[1, 2.0]], "staleness": {"buckets": []}, "hung": [], "loss": [1]}
+
+
+def timed(parts: Sequence[float], steps: Any = 1) -> StepTimed | None:
+    return StepTimed.of(1, {"parts": list(parts), "steps": steps})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {}, {"parts": [1.0] * 7}, {"parts": [1.0] * 6, "steps": 1}, {"parts": [1.0] * 8, "steps": 1}, {"parts": 7, "steps": 1},
+        {"parts": [1.0] * 7, "steps": 0}, {"parts": [1.0] * 7, "steps": True}, {"parts": [1.0] * 7, "steps": 1.5},
+        {"parts": [*[1.0] * 6, "1"], "steps": 1}, {"parts": [*[1.0] * 6, math.inf], "steps": 1},
+        {"parts": [*[1.0] * 6, math.nan], "steps": 1}, {"parts": [*[1.0] * 6, -5.0], "steps": 1},
+    ],
+)  # fmt: skip
+def test_what_nobody_can_have_measured_is_not_believed(body: dict[str, Any]) -> None:
+    assert StepTimed.of(1, body) is None
+
+
+def test_the_parts_of_a_step_are_the_mean_of_all_workers_and_mostly_of_the_last_minute() -> None:
+    times = StepTimes()
+    assert times.mean() is None and not times.settled()
+    for rank, seconds in enumerate((1.0, 3.0)):
+        told = timed([seconds, *[0.0] * 5, -1e-9], 2)
+        assert told is not None
+        times.came(rank, (1, 0), told, 100.0)
+    assert times.mean() == dict.fromkeys(contract.STEP_PARTS, 0.0) | {"compute": 1.0}
+    faster = timed([0.5, *[0.0] * 6], 2)
+    assert faster is not None
+    times.came(1, (1, 0), faster, 100.0 + HALF_SECONDS)
+    mean = times.mean()
+    assert mean is not None and mean["compute"] == pytest.approx((0.5 + (1.5 + 0.5) / (1 + 2)) / 2), "what is old counts half"
+    times.came(1, (2, 0), faster, 100.0 + HALF_SECONDS)
+    mean = times.mean()
+    assert mean is not None and mean["compute"] == pytest.approx((0.5 + 0.25) / 2), "another process begins anew"
+    assert not times.settled()
+    for rank in range(2):
+        long = timed([5.0, *[0.0] * 6], 5)
+        assert long is not None
+        times.came(rank, (2, 0), long, 121.0)
+    assert times.settled()
+
+
+def parts_of(**seconds: float) -> dict[str, float]:
+    return dict.fromkeys(contract.STEP_PARTS, 0.001) | seconds
+
+
+SLOW: dict[str, tuple[dict[str, float], JobSettings, tuple[str, ...]]] = {
+    "a slow link": (
+        parts_of(wire=0.1),
+        JobSettings(workers=2),
+        ("for the wire for 100 ms", "push: bf16", "larger batch", "Colocated"),
+    ),
+    "with compute to hide it": (parts_of(compute=0.08, wire=0.1), JobSettings(), ("overlap=True", "delay: 1", "push: bf16")),
+    "with bf16 already": (parts_of(wire=0.1), JobSettings(workers=2, push="bf16"), ("larger batch", "Colocated", "mode: local")),
+    "in shared memory": (parts_of(wire=0.1), JobSettings(workers=2, shared=True), ("larger batch", "mode: local")),
+    "a slow worker": (parts_of(others=0.1), JobSettings(workers=3), ("other workers", "backupWorkers: 1", "mode: bounded", "mode: async")),
+    "in bounded": (parts_of(compute=0.09, others=0.1), JobSettings("bounded", workers=3), ("mode: async", "delay: 1")),
+    "with backup workers": (parts_of(others=0.1), JobSettings("backup", workers=3), ("larger batch",)),
+    "a long update": (parts_of(update=0.1), JobSettings(), ("wait for the update", "more shards", "larger batch")),
+    "copies": (parts_of(copyOut=0.1), JobSettings(shared=True), ("copy gradients out", "larger batch", "mode: local")),
+    "of stages": (parts_of(others=0.1), JobSettings(workers=3, stages=True), ("larger batch",)),
+    "records": (parts_of(psjob=0.1), JobSettings(), ("records and checks", "periodSeconds")),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_who_waits_for_more_than_half_of_its_time_is_told_what_helps(case: str) -> None:
+    parts, job, words = SLOW[case]
+    said = advice(parts, job)
+    assert said is not None and [word for word in words if word not in said] == [], said
+    assert said.count(";") <= 2 and "\n" not in said
+    assert advice(parts | {"compute": sum(parts.values())}, job) is None
+
+
+def test_nothing_is_said_of_no_time() -> None:
+    assert advice(dict.fromkeys(contract.STEP_PARTS, 0.0), JobSettings()) is None
+    assert advice(parts_of(compute=0.5), JobSettings()) is None
+
+
+def test_a_remedy_that_the_job_has_already_is_not_named() -> None:
+    for settings in (JobSettings(push="bf16"), JobSettings(shared=True)):
+        assert "push: bf16" not in (advice(parts_of(wire=0.1), settings) or "")
+    said = advice(parts_of(others=0.1), JobSettings("async", workers=3)) or ""
+    assert "mode: async" not in said and "backupWorkers" not in said

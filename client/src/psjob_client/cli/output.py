@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psjob_client.jobs.view import ENDED, CheckpointView, EventView, HistoryView, JobView, Series, View, step_words
+from psjob_client.local.status import step_line
 from psjob_client.text import amount, json_text, number, span, yaml_text
 from psjob_operator.contract import GROUP, KIND
 from psjob_operator.printable import LINE_ENDS, coloured, printable
@@ -222,6 +223,8 @@ def job_facts(view: JobView, now: float) -> list[tuple[str, str]]:
         (view.unit, f"{step_words(view)}{pace}"),
         ("loss", number(told.loss)),
         *((name, number(value)) for name, value in told.metrics.items() if name != "loss"),
+        (f"a {view.unit}", step_line(told.step_parts) if told.step_parts else ""),
+        ("advice", told.step_advice or ""),
         ("waiting", told.waiting or ""),
         ("staleness", f"mean {view.staleness.mean:.2g}, most {view.staleness.max:g}" if view.staleness else ""),
         ("gap", f"mean {view.gap.mean:.2g}, most {view.gap.max:.2g}" if view.gap else ""),

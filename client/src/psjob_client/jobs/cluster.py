@@ -348,7 +348,8 @@ class ClusterJobs:
         told = job.progress
         lines = self._seen.setdefault(job.run or job.id, [])
         if told.time is not None and (not lines or lines[-1]["time"] < told.time):
-            lines.append({"time": told.time, "step": told.step, "rate": told.rate, "metrics": told.metrics})
+            parts = list(told.step_parts.values())
+            lines.append({"time": told.time, "step": told.step, "rate": told.rate, "metrics": told.metrics, "stepParts": parts})
 
     async def _read_logs(
         self, name: str, process: str | None, follow: bool, tail: int | None, queue: asyncio.Queue[LogLine | JobProblem | None]

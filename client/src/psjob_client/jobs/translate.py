@@ -27,7 +27,8 @@ from psjob_client.jobs.view import (
     TransferView,
     WorkerView,
 )
-from psjob_client.local.status import WARNINGS, is_number, numbers, part, reports
+from psjob_client.local.status import WARNINGS, is_number, numbers, part, reports, step_parts
+from psjob_operator import contract
 from psjob_operator.api.status import JobStatus, unix
 from psjob_operator.plan.observed_state import Process
 
@@ -36,6 +37,7 @@ KEPT = ("name", "namespace", "labels", "annotations")
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 CONDITIONS = {"Complete": "Complete", "Failed": "Failed", "Suspended": "Suspended"}
 FIRST = ("loss", "rate")
+STEP_PARTS = "stepParts"
 """Series that every history has first."""
 Line = TypeVar("Line")
 Seats = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -481,6 +483,8 @@ def progress_view(told: Mapping[str, Any], time: float | None) -> ProgressView:
         eta=finite(told.get("eta")),
         loss=finite(told.get("loss")),
         metrics={str(name): value for name, one in metrics.items() if (value := finite(one)) is not None},
+        step_parts=step_parts(told),
+        step_advice=_text(told.get("stepAdvice")),
         waiting=_text(told.get("waiting")),
         time=time,
     )
@@ -593,8 +597,15 @@ def thinned(lines: Sequence[Line], most: int | None) -> Sequence[Line]:
     return lines if stride == 1 else lines[(len(lines) - 1) % stride :: stride]
 
 
+def _parts(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds of a step by part, each a series `stepParts.NAME`."""
+    told = line.get("stepParts")
+    names = [f"{STEP_PARTS}.{name}" for name in contract.STEP_PARTS]
+    return dict(zip(names, told, strict=True)) if isinstance(told, list) and len(told) == len(names) else {}
+
+
 def history_view(lines: Iterable[Mapping[str, Any]], *, complete: bool = True) -> HistoryView:
-    """One series a name, a point for each report, at the step that it was made at; `rate` has a point a line.
+    """One series a name, a point for each report, at the step that it was made at; `rate` and the parts of a step have a point a line.
 
     A line holds each number that was given last. Lines without `reported` do not say when: there each step with a line is a point.
     """
@@ -604,13 +615,14 @@ def history_view(lines: Iterable[Mapping[str, Any]], *, complete: bool = True) -
         if at is None or step is None:
             continue
         reported = reports(line)
-        for name, raw in (("rate", line.get("rate")), *part(line, "metrics").items()):
+        told = {"rate": line.get("rate"), **_parts(line)}
+        for name, raw in (*told.items(), *part(line, "metrics").items()):
             value = finite(raw)
             if value is None:
                 continue
             times, steps, values = curves.setdefault(str(name), ([], [], []))
-            given = int(step) if name == "rate" else reported.get(name, int(step))
-            if name != "rate" and steps and steps[-1] == given and (name not in reported or values[-1] == value):
+            given = int(step) if name in told else reported.get(name, int(step))
+            if name not in told and steps and steps[-1] == given and (name not in reported or values[-1] == value):
                 continue
             times.append(at)
             steps.append(given)

@@ -199,6 +199,10 @@ class ProgressView(View):
     """The loss that the script reported last; absent where it is not a finite number."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Every number that the script reported last, by name."""
+    step_parts: dict[str, float] = Field(default_factory=dict)
+    """Seconds of a worker's step by part, the mean over the workers: compute, copyOut, wire, others, update, copyBack, psjob."""
+    step_advice: str | None = None
+    """Workers compute for less than half of their time: where most of it goes, and what helps."""
     waiting: str | None = None
     """Who is waited for, and since when."""
     time: float | None = None

@@ -27,7 +27,7 @@ from psjob_client.local.monitor import RunWatch, Standstill
 from psjob_client.local.process import ChildProcess
 from psjob_client.local.record import Record
 from psjob_client.local.run_folder import Folder, Follow, newest_step, tail_of
-from psjob_client.local.status import WARNINGS, numbers, part, passes_again
+from psjob_client.local.status import WARNINGS, numbers, part, passes_again, step_line, step_parts
 from psjob_client.text import span
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.api.status import JobStatus
@@ -240,6 +240,8 @@ def screen(job: str, status: JobStatus | None, watch: RunWatch, now: float, unit
         rows.add_row("shards", Text(printable(shards)))
     if workers := _workers(list(told.get("workers") or ()), unit):
         rows.add_row("workers", Text(printable(workers)))
+    if parts := step_parts(told):
+        rows.add_row(f"a {unit}", Text(step_line(parts)))
     if kept := checkpoint_words(told, now, unit):
         rows.add_row("checkpoint", Text(printable(kept)))
     if events := APART.join(happened(status, watch)):
@@ -248,6 +250,8 @@ def screen(job: str, status: JobStatus | None, watch: RunWatch, now: float, unit
         rows.add_row("script", Text.from_ansi(coloured(drawn), no_wrap=True, overflow="ellipsis"))
     if told.get("waiting"):
         rows.add_row("waiting", Text(printable(told["waiting"]), "yellow"))
+    if told.get("stepAdvice"):
+        rows.add_row("advice", Text(printable(str(told["stepAdvice"])), "yellow"))
     total, step = numbers(told, "totalSteps"), numbers(told, "step")
     if not total:
         return Group(head, rows)

@@ -22,7 +22,7 @@ from psjob_client.local.manifest import as_written
 from psjob_client.local.monitor import RunWatch
 from psjob_client.local.process import ChildProcess
 from psjob_client.local.run_folder import HISTORY, JOB, LIVE, LOCK, RUN, STORY, SUMMARY, Folder
-from psjob_client.local.status import histograms, numbers, part, reports
+from psjob_client.local.status import histograms, numbers, part, reports, step_parts
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.plan.actions import Event
 
@@ -138,7 +138,9 @@ class Record:
 
 
 class Samples:
-    """Lines {"time": unix s, "step": int, "rate": steps/s or null, "metrics": {name: number}, "reported": [step of each]}."""
+    """Lines {"time": unix s, "step": int, "rate": steps/s or null, "metrics": {name: number}, "reported": [step of each],
+    "stepParts": [seconds, in the order of contract.STEP_PARTS]}; the last two where they were told.
+    """
 
     def __init__(self, path: Path, most: int = MOST_LINES, least: float = SAMPLE_SECONDS) -> None:
         self._path, self._most, self._least = path, most, least
@@ -163,6 +165,7 @@ class Samples:
             "metrics": metrics,
         }
         line |= {"reported": [given[name] for name in metrics]} if given else {}
+        line |= {"stepParts": [round(seconds, 6) for seconds in parts.values()]} if (parts := step_parts(coordinator)) else {}
         with contextlib.suppress(OSError):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -214,8 +217,8 @@ def waste(watch: RunWatch) -> dict[str, Any]:
 class News:
     """Leaves out what was said before. A line: {"time": unix s, "began": unix s or null, "step": int, "metrics": {name: number},
 
-    "passed": [[step, unix s], …]}: when a worker was first seen in training, the lowest complete clock, the numbers that the script
-    reported last, and the steps passed since the line before.
+    "passed": [[step, unix s], …], "stepParts": {part: seconds}}: when a worker was first seen in training, the lowest complete clock, the
+    numbers that the script reported last, the steps passed since the line before, and where a step's time goes, once that is known.
     """
 
     def __init__(self) -> None:
@@ -241,4 +244,5 @@ class News:
         passed = [entry for entry in coordinator.get("passed") or () if entry[1] > self._passed]
         self._passed = passed[-1][1] if passed else self._passed
         metrics = dict(part(coordinator, "metrics"))
-        return {"time": now, "began": self._began, "step": int(numbers(coordinator, "step")), "metrics": metrics, "passed": passed}
+        told = {"time": now, "began": self._began, "step": int(numbers(coordinator, "step")), "metrics": metrics, "passed": passed}
+        return told | ({"stepParts": parts} if (parts := step_parts(coordinator)) else {})

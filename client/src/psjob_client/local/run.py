@@ -23,7 +23,7 @@ from psjob_client.local.monitor import RunWatch, attach_verdict, poll_shards
 from psjob_client.local.process import Sites, reserve_ports
 from psjob_client.local.record import keep_history
 from psjob_client.local.run_folder import ONE_HOST, Folder, RunKeys, local_encryption, new_folder, parse_logs, resumed_folder
-from psjob_client.local.status import lateness, numbers, passes_again, staleness_line
+from psjob_client.local.status import lateness, numbers, passes_again, staleness_line, step_line, step_parts
 from psjob_client.problems import BadInput
 from psjob_operator.api.spec import JobSpec
 from psjob_operator.plan.objects import listening_workers
@@ -217,6 +217,10 @@ def _conclude(request: Request, backend: Backend, recoveries: Sequence[FaultReco
     else:
         which = f" {sha[:12]}" if (sha := whole["weights_sha256"]) else ""
         story.display.say(f"Complete: {made}; weights{which} and checkpoints are in {where}")
+    if parts := step_parts(told):
+        story.display.say(f"a {unit} took {step_line(parts)}")
+    if told.get("stepAdvice"):
+        story.display.say(str(told["stepAdvice"]))
     late = lateness(backend.watch.told.values())
     if late:
         story.display.say(staleness_line(late))
@@ -248,6 +252,8 @@ def summary(backend: Backend, recoveries: Sequence[FaultRecovery], result: str, 
         "codecs": told.get("codecs"),
         "transport": told.get("transport"),
         **(lateness(watch.told.values()) or {"staleness": None, "gap": None}),
+        "step_parts": step_parts(told) or None,
+        "step_advice": told.get("stepAdvice"),
         "warning": told.get("warning"),
         "non_finite": told.get("nonFinite"),
         "large_push": told.get("largePush"),

@@ -25,6 +25,7 @@ import psjob_operator
 from psjob_operator.api.spec import Checkpoint
 from psjob_operator.api.status import TERMINAL, unix
 from psjob_operator.cluster.client import CORE_EVENTS, EVENTS, LEASES, NODES, SECRETS, WATCHED, JobKey
+from psjob_operator.contract import STEP_PARTS
 
 Kind = Literal["counter", "gauge", "histogram"]
 JOB = ("namespace", "job")
@@ -160,6 +161,12 @@ WAIT_SHARE = Metric(
     "Part of the time in which scripts waited for shards and other workers, 0 to 1: the mean of all workers.",
     JOB,
 )
+STEP_PART = Metric(
+    "psjob_job_step_part_seconds",
+    "gauge",
+    "Seconds of a worker's step that go to a part of it, of the last minute mostly: the mean of all workers. Together they are the step.",
+    (*JOB, "part"),
+)
 PUSH_BYTES = Metric("psjob_job_push_bytes_total", "counter", "Bytes of pushes as they travelled, to all shards.", JOB)
 PUSHES = Metric("psjob_job_pushes_total", "counter", "Pushes that counted on shard 0: one per worker and step.", JOB)
 PROGRESS_AGE = Metric(
@@ -185,7 +192,8 @@ OF_A_JOB = (
     UPDATES_LOST, CHECKPOINT_AGE, CHECKPOINT_INTERVAL, CHECKPOINT_STEP, CHECKPOINT_BYTES, FINISHED, STAGE_WORKERS_READY,
 )  # fmt: skip
 TOLD_BY_SHARD_0 = (
-    STEP, RATE, LOSS, WAIT_SHARE, PUSH_BYTES, PUSHES, PROGRESS_AGE, STALENESS, GAP, STAGE_STEP, STAGE_IDLE, STAGE_STALENESS, STAGE_MEMORY,
+    STEP, RATE, LOSS, WAIT_SHARE, STEP_PART, PUSH_BYTES, PUSHES, PROGRESS_AGE, STALENESS, GAP, STAGE_STEP, STAGE_IDLE, STAGE_STALENESS,
+    STAGE_MEMORY,
 )  # fmt: skip
 METRICS = (*OF_OPERATOR, *OF_ALL_JOBS, *OF_A_JOB, *TOLD_BY_SHARD_0)
 
@@ -493,6 +501,9 @@ def _of_told(page: _JobSeries, job: JobReading, now: float) -> None:
     told = said.get("workers")
     idle = [number for worker in told if (number := _idle(worker)) is not None] if isinstance(told, list) else []
     page.set(WAIT_SHARE, labels, sum(idle) / len(idle) if idle else None)
+    parts = _map(said, "stepParts")
+    for name in STEP_PARTS:  # what else is told is no series
+        page.set(STEP_PART, (*labels, name), _natural(parts.get(name)))
     declared = dict(_stages(job.status))
     for name, stage in _stages(said):
         if declared.pop(name, None) is not None:  # what is told of a stage that the job does not have is no series

@@ -47,6 +47,7 @@ from psjob.worker.local_group import session_at
 from psjob.worker.local_updates import LocalRounds, WorkerSideRule
 from psjob.worker.overlap import before_states, install, tree_of
 from psjob.worker.rows import Carried
+from psjob.worker.step_parts import UPDATE, own_time
 
 JOIN_SECONDS = 5.0
 TRAINED = "parameters trained"
@@ -343,6 +344,7 @@ class TrainingJob:
             if not self.places.known:
                 self.step_boundary()
 
+    @own_time
     def step_boundary(self) -> None:
         """The script asks for its next batch (or, without `shard`, has made a step).
 
@@ -434,7 +436,8 @@ class TrainingJob:
             self.refuse(devices.in_capture("optimizer.step()", "call optimizer.step() after each replay"))
         if pair not in self.pairs:
             self.refuse(f"{pair.plain.__name__} makes a step, and {self.pairs[0].plain.__name__} was attached in its place; step that one")
-        by_steps = not self.places.known
+        by_steps, parts = not self.places.known, self.session.parts
+        before, original = parts.begin_step(), parts.timed(UPDATE, original)
         if by_steps:
             self.variables.at_step(sys._getframe(1))
         self._pushed = self.carry_out(lambda: self.clipping.begin(pair))
@@ -447,6 +450,7 @@ class TrainingJob:
         self.clipping.end(pair)
         self.left.forget(pair.has)
         self._pushed = None
+        parts.end_step(before)
 
     def _make_step(self, pair: Pair, original: Callable[[], Any] | None) -> None:
         if self.places.skipping or self.comes_back:

@@ -245,7 +245,7 @@ ANSWER_HEADER: Final = "X-Psjob-Answer"
 STATUS_PATH: Final = "/status"
 HISTORY_PATH: Final = "/history"
 """Of shard 0 alone: {"entries": [{"time": unix s, "step": int, "rate": steps/s | null, "metrics": {name: number},
-"reported": [the step at which each of them was last given]}, ...]}, oldest first:
+"reported": [the step at which each of them was last given], "stepParts": [seconds, in STEP_PARTS' order] | null}, ...]}, oldest first:
 some hundreds over the time since this start of shard 0. Steps go back where a restart undid some."""
 STATUS_BYTES: Final = 1 << 20
 """What is read of an answer: above what shard 0 says of 4,000 workers and 256 reported numbers, each name and number at its longest."""
@@ -255,6 +255,16 @@ shardTimeoutSeconds. A transfer that moves bytes and a system call that is under
 STARTED_PATH: Final = "/startedz"
 """200 once the shard can be ordered something: its coordinator runs, or it has heard the coordinator; 503 before. The startup probe.
 From then on HEALTH_PATH tells whether the shard makes progress: a restore may take hours, and one that hangs is not waited for."""
+STEP_PARTS: Final[dict[str, str]] = {
+    "compute": "the script: forward, backward, data, all that is not in a call of psjob",
+    "copyOut": "gradients are copied, or encoded, to where they leave",
+    "wire": "the worker waits while its push or the answer is on its way, or is read",
+    "others": "the worker waits for other workers' pushes, or for those of its stages or processes",
+    "update": "the worker waits while a shard reduces and applies, or makes the optimizer's own step itself",
+    "copyBack": "answers are copied into the model",
+    "psjob": "psjob's own: records, checks, checkpoints",
+}
+"""What a worker's step is made of, and what each part is."""
 STATUS_KEYS: Final = """JSON of STATUS_PATH:
 
 run, index, attempt, term, pod, state: "starting" | "restoring" | "waiting" | "serving" | "finishing" | "finished"
@@ -282,6 +292,9 @@ coordinator: {"mode": str (the one that runs, such as "bounded:3"),
   "staleness", "gap": as above, over all shards (a push counts once on each) since this coordinator began, some seconds old at most,
   "step": int (lowest complete clock over live workers), "loss": float | null, "rate": float (steps per second) | null,
   "eta": float (seconds) | null, "totalSteps": int | null, "metrics": {name: float},
+  "stepParts": {one of STEP_PARTS: float (seconds of a worker's step)} | null (the mean over the workers, of the last minute mostly; a step
+    is what "step" counts, in mode local a round; together they are a worker's step),
+  "stepAdvice": str | null (workers compute for less than half of their time: where the most of it goes, and what would help),
   "reported": [int, ...] (the step at which each of the metrics was last given, in their order),
   "workers": [{"rank": int, "clock": int, "state": "absent" | "joined" | "left" | "lost", "start": int, "rewinds": int,
     "idle": float (the part of its present process's time in which the script waited for others) | null,

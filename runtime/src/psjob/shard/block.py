@@ -5,6 +5,7 @@ given when the version a worker needs exists. In a decided mode both are the coo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -66,6 +67,8 @@ class ParameterBlock(ServedState):
         self._room: torch.Tensor | None = None
         """For that gradient, where it may not be written over a push."""
         self._pin: BlockSnapshot | None = None
+        self._spent = 0.0
+        """Seconds that the updates took which were made last."""
 
     @property
     def name(self) -> str:
@@ -113,7 +116,7 @@ class ParameterBlock(ServedState):
 
     def advance(self, expected: Callable[[ParameterBlock], frozenset[int]], ranks: Iterable[int] | None = None) -> int:
         """Apply what counts, answer who waited; for `ranks` see `answer`. Returns the number of updates made."""
-        made = 0
+        made, began = 0, time.monotonic()
         while self._clips is None and (taken := self.mode.takes(self.pending.pushes, expected(self), self.n)):
             batch = self.pending.take((push.worker, push.clock) for push in taken.kept)
             limit = self._clip_limit(batch)
@@ -130,6 +133,8 @@ class ParameterBlock(ServedState):
             self._hold_if_due()
         if not made:  # a worker has left, or come back further on
             self._hold_if_due()
+        else:
+            self._spent = time.monotonic() - began
         self.answer(ranks)
         return made
 
@@ -138,20 +143,24 @@ class ParameterBlock(ServedState):
         if self._clips is None or self.n != version:
             raise ValueError(f"{self.name} is at version {self.n}, and update {version} is ordered")
         (batch, reduced), self._clips = self._clips, None
+        began = time.monotonic()
         if reduced is not None:
             if factor != 1.0:
                 reduced.mul_(factor)
             self._update(batch, reduced, None if batch[0].push.base is None else self.n - batch[0].push.base)
         self._moved_on()
         self._hold_if_due()
+        self._spent = time.monotonic() - began
         self.answer()
 
     def decide(self, decision: Decision) -> None:
         """Make the update that the coordinator has decided on; what it drops has no effect. Nobody is answered yet."""
         batch, dropped = self.decided_on(decision)
+        began = time.monotonic()
         if batch:
             self._apply(batch, decision.staleness, decision.weights)
             self._moved_on()
+        self._spent = time.monotonic() - began
         free([*batch, *dropped])
 
     def tensors(self) -> list[torch.Tensor]:
@@ -331,7 +340,11 @@ class ParameterBlock(ServedState):
 
     def answer(self, ranks: Iterable[int] | None = None) -> None:
         """Serve the pulls that can be served now: those of all workers, or of `ranks` and of whom the version has reached."""
-        for waiter in self.ready(ranks):
+        ready = self.ready(ranks)
+        now = time.monotonic() if ready else 0.0
+        for waiter in ready:
+            waiter.updated = min(self._spent, now - waiter.since)
+            waiter.held = now - waiter.since - waiter.updated
             waiter.to.param(self, waiter)
 
 

@@ -31,6 +31,7 @@ from psjob.protocol.coordinator.consistency import Digest, Told
 from psjob.protocol.coordinator.events import Action, Event, JobFacts, StreamFacts, WorkerFacts
 from psjob.protocol.coordinator.machine import Coordinator
 from psjob.protocol.coordinator.report import MAX_METRICS
+from psjob.protocol.coordinator.step_times import StepTimed
 from psjob.protocol.records import PIECE
 from psjob.shard.checks import rule_problem
 from psjob.shard.control import ExitCalls
@@ -217,6 +218,8 @@ class CoordinatorDriver:
                 return events.CheckpointAsked(stream), True
             case Kind.STOP:
                 return events.WorkerStops(stream), True
+            case Kind.MEASURED if (timed := StepTimed.of(stream, body)) is not None:
+                return timed, False
             case Kind.STEP_LOST | Kind.MEASURED if not self.place.config.stages:
                 raise WireError(f"worker {session.rank} sends {kind.name}, and this job has no stages")
             case Kind.STEP_LOST:

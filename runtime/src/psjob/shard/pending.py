@@ -221,6 +221,10 @@ class Waiter:
     """The answer may lie in memory that this shard lends to the worker."""
     info: PushMetadata | None = None
     """What the worker's numbers are; None: they were not told."""
+    held: float = 0.0
+    """Seconds that it waited for others,"""
+    updated: float = 0.0
+    """and for the update, when it was answered."""
 
 
 class Waiters:

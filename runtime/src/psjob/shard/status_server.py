@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -23,6 +23,7 @@ from psjob import contract
 from psjob.contract import keys
 from psjob.process import supervise
 from psjob.process.errors import LONGEST_MESSAGE, leave_message
+from psjob.protocol.coordinator.step_times import JobSettings, advice
 from psjob.protocol.shard.events import Phase
 from psjob.shard.server import Server
 from psjob.shard.worker_stream import said_of
@@ -274,6 +275,7 @@ def status(server: Server) -> dict[str, Any]:
         body["coordinator"] = said | {
             "codecs": said_of(session.encoded for session in list(server.sessions.values())),
             "transport": _transport(server),
+            "stepAdvice": _advice(server, said["stepParts"]),
             "nonFinite": store.non_finite.sentence(),
             "largePush": None if store.push_norms is None else store.push_norms.sentence(),
             "diverged": said["diverged"] or (store.non_finite.sentence() if store.non_finite.passes else None),
@@ -303,6 +305,14 @@ def _transfer(server: Server) -> dict[str, Any] | None:
 def _transport(server: Server) -> str | None:
     ways = {session.transport for session in list(server.sessions.values())}
     return "mixed" if len(ways) > 1 else next(iter(ways), None)
+
+
+def _advice(server: Server, parts: Mapping[str, float] | None) -> str | None:
+    coordinator, config = server.coordinator, server.place.config
+    if parts is None or coordinator is None or not coordinator.machine.state.progress.times.settled():
+        return None
+    shared = _transport(server) == "shared"
+    return advice(parts, JobSettings(server.store.mode.name, config.workers, shared, config.compression.push, bool(config.stages)))
 
 
 def _rss() -> int:

@@ -155,6 +155,7 @@ SAID: Final = (
     *_fields("MEASURED", Belief.OWN, dict.fromkeys(
         ("idle", "rss", "peak", "devicePeak", "waits", "for", "seconds", "delay"), "a number or a word that people see of a job of stages"
     )),
+    *_fields("MEASURED", Belief.OWN, dict.fromkeys(("parts", "steps"), "seconds and a count that people see")),
     *_fields("INPUTS", Belief.OWN, {
         "inputs": "64 sums of what its first steps were made of; equal ones of two workers are reported",
         "data": "sums of its data; a worker whose data differ from those that came first is refused, which ends the job",

@@ -26,7 +26,7 @@ from psjob.shard.pending import MOST_NAMED, Gradient, Lent, ServedState, Waiter
 from psjob.shard.store import Store
 from psjob.shard.table import ServedTable
 from psjob.wire.event_loop import LARGE, NonBlockingStream, Sending
-from psjob.wire.frame import Flag, Header, Kind, WireError, dump
+from psjob.wire.frame import HELD_SECONDS, MOST_HELD, MOST_UPDATED, UPDATED_SECONDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.shared_memory import Region, SharedMemoryBroker
 from psjob.wire.tcp import Part
 
@@ -169,6 +169,7 @@ class ShardLane:
         return self.worker.base._replace(
             term=self.store.term, clock=waiter.clock, request=waiter.request, block=cell.block.index,
             version=(self.store.attempt, cell.n), flags=flags, info=len(cell.none) if waiter.update else 0,
+            generation=min(MOST_HELD, int(waiter.held / HELD_SECONDS)), table=min(MOST_UPDATED, int(waiter.updated / UPDATED_SECONDS)),
         )  # fmt: skip
 
     def _lend(self, cell: ParameterBlock, waiter: Waiter, reply: torch.Tensor) -> int | None:

@@ -35,6 +35,11 @@ MAX_RECORD: Final = 256 << 20
 IDLE_PARTS: Final = 10_000
 """Of a worker's time: what a RECORD tells waiting in."""
 
+HELD_SECONDS: Final = 1e-6
+UPDATED_SECONDS: Final = 1e-5
+MOST_HELD: Final = (1 << 32) - 1
+MOST_UPDATED: Final = (1 << 16) - 1
+
 # magic, version, header length, type, codec, flags, run, term, attempt, worker, start, rewinds, clock, request, generation,
 # table, info, block, part offset, version (attempt, n), length, payload crc, room for a seal; then the crc of all of these, which a
 # sealed header does not have.
@@ -59,6 +64,8 @@ class Kind(IntEnum):
     INIT = 5
     PUSH = 6
     PARAM = 7
+    """A block, as the answer to a PUSH or PULL. That waited `generation` HELD_SECONDS for other workers, and `table` UPDATED_SECONDS for
+    its update; the largest number of either stands for all above."""
     PULL = 8
     RECORD = 9
     """A resume record. Of its last `part` milliseconds the worker's script has waited `request` IDLE_PARTS; `part` 0: not known."""
@@ -102,7 +109,8 @@ class Kind(IntEnum):
     STEP_LOST = 32
     """To the coordinator: a worker of another stage was lost with what this one needs of its step."""
     MEASURED = 33
-    """To the coordinator, of a worker of a stage at step `clock`: the part of its time in which it waits, for whom, and its memory."""
+    """To the coordinator, at step `clock`: where the time of the last `steps` went, in seconds by part. Of a worker of a stage also: the
+    part of its time in which it waits, for whom, and its memory."""
     DIGEST = 34
     """To the coordinator: sums over what a worker's weights are after a step, which are to be those of the others."""
     LOOKUP = 40

@@ -19,6 +19,7 @@ import termios
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ class Stream(StreamReading):
         self._sealing: Seal | None = None
         self._send_lock = threading.Lock()
         self._written = 0
+        self._riders: deque[list[Part]] = deque()
         self._poll: select.poll | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keepalive(sock)
@@ -116,9 +118,15 @@ class Stream(StreamReading):
         """Write a frame whose payload lies in the memory that this side lends. Raises StreamClosed."""
         self.write(header.lent(offset, length))
 
+    def ride(self, header: Header, raw: bytes) -> None:
+        """Let a control body of one frame go with what is written next: who tells it waits for nobody's bytes."""
+        self._riders.append(self.framed(header, raw))
+
     def write(self, *frames: Part, flags: int = 0) -> None:
         """Write whole frames: headers, and what follows them. Raises StreamClosed."""
         with self._send_lock:
+            while self._riders:
+                frames = (*self._riders.popleft(), *frames)
             raw = self._packed(frames)
             parts: Sequence[Buffer] = (b"".join(raw),) if len(raw) > 1 and sum(map(len, raw)) <= JOINED else raw
             try:

@@ -30,7 +30,7 @@ from psjob.process import supervise
 from psjob.protocol.records import PIECE, RecordId, RecordIn, RecordsOnStream
 from psjob.protocol.worker import events as e
 from psjob.wire import tcp
-from psjob.wire.frame import MAX_RECORD, Flag, Header, Kind, WireError, dump
+from psjob.wire.frame import HELD_SECONDS, MAX_RECORD, UPDATED_SECONDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
 from psjob.wire.tcp import Stream, StreamClosed
 from psjob.wire.unauthenticated import one_line
@@ -39,6 +39,7 @@ from psjob.worker.compression import WorkerCompression
 from psjob.worker.rendezvous import DIAL_SECONDS, newest_process
 from psjob.worker.sharing import Sharing
 from psjob.worker.state import SessionState
+from psjob.worker.step_parts import WIRE, LandedAnswer
 
 
 class SendPolicy(Protocol):
@@ -63,7 +64,7 @@ class BlockEnd(Protocol):
 
     def make_packs(self) -> Packs: ...
     def stage(self, link: ShardConnection, header: Header) -> tuple[int, int] | None: ...
-    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> None: ...
+    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> float: ...
     def note(self, header: Header) -> None: ...
 
 
@@ -158,7 +159,7 @@ def read_answers(state: SessionState, links: Sequence[ShardConnection]) -> None:
     """
     owing = [link for link in links if link.outstanding]
     lanes: list[tuple[ShardConnection, WorkerLane]] = []
-    began = time.monotonic()
+    began, begun = time.monotonic(), state.parts.wait()
     try:
         for link in owing:
             lane = link.main
@@ -169,6 +170,7 @@ def read_answers(state: SessionState, links: Sequence[ShardConnection]) -> None:
     finally:
         for _, lane in lanes:
             lane.read_lock.give()
+        state.parts.waited(begun)
         state.idle.waited += time.monotonic() - began
 
 
@@ -253,10 +255,11 @@ class WorkerLane:
 
         Where the stream has ended it is forgotten: what must not be lost is said again after the next welcome.
         """
-        try:
+        parts = self.link.state.parts
+        before = parts.to(WIRE)  # a frame waits behind the bytes of others
+        with contextlib.suppress(StreamClosed):
             self.stream.send(self.link.dated(header), memory.view(payload) if isinstance(payload, torch.Tensor) else payload or b"", rides)
-        except StreamClosed:
-            pass
+        parts.to(before)
 
     def send_record(self, header: Header, record: bytes, idle: tuple[int, int], rides: bool) -> None:
         """As `send`, of a resume record of at most a piece: what it changes of the last one on this stream. `idle` as in AtStepBoundary."""
@@ -402,6 +405,11 @@ class ShardConnection:
         """Send on the first stream, if the link is up."""
         if (lane := self.main) is not None:
             lane.send(header, payload)
+
+    def send_riding(self, header: Header, body: Any) -> None:
+        """Send on the first stream with what is sent next, if the link is up."""
+        if (lane := self.main) is not None:
+            lane.stream.ride(self.dated(header), dump(body))
 
     def send_json(self, header: Header, body: Any, everywhere: bool = False) -> None:
         """Send on the first stream (`everywhere`: on each, ahead of the blocks to come), if the link is up."""
@@ -666,7 +674,10 @@ class ShardConnection:
             self.ends.blocks.compression.codec_of(header)
             stream.drain(header)
             return
-        self.ends.blocks.land(self, stream, header, lane.landing[header.block])
+        came = time.monotonic()
+        copied = self.ends.blocks.land(self, stream, header, lane.landing[header.block])
+        held, updated = header.generation * HELD_SECONDS, header.table * UPDATED_SECONDS
+        state.parts.answers.append(LandedAnswer(came, time.monotonic(), copied, held, updated))
         with state.cond:
             self.ends.blocks.note(header)
             if not header.info:

@@ -27,6 +27,7 @@ from psjob.worker.exchange import Exchange, Gradients, Groups, count_change, wit
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import Rows
 from psjob.worker.staging import Staging, arena, pieces
+from psjob.worker.step_parts import COPY_BACK, COPY_OUT
 
 TICK_SECONDS: Final = 0.5
 _STAGED: Final = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -68,13 +69,16 @@ class Delayed(Exchange):
         self.wait(lambda: self._done > clock - self.delay)
         if self.skipped:
             self.compression.undo()
+        before = state.parts.to(COPY_BACK)
         self._take(targets)
+        state.parts.to(COPY_OUT)
         staged = None if grads is None else [None if grad is None else _STAGED for grad in grads]
         held = self.delay > 1 and grads is not None and not skip
         if grads is not None and not skip:
             for block in state.blocks:
                 self.staging.hold(clock, block.index, grads) if held else self.staging.gather(block.index, grads)
             self.staging.keep_back()
+        state.parts.to(before)
         info, bases = self.tell_hyperparameters(hyperparameters, without_gradient(grads)), dict(self.versions)
 
         def begin() -> Callable[[Block], Header]:

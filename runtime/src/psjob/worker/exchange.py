@@ -27,6 +27,7 @@ from psjob.worker.connection import ShardConnection, WorkerLane, read_answers
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import RowGrads, Rows
 from psjob.worker.sharing import SLOTS, Sharing
+from psjob.worker.step_parts import COPY_OUT, OWN
 
 Gradients: TypeAlias = Sequence[torch.Tensor | None] | None
 """By row of the table; None: the rank is absent, or the parameter has no gradient."""
@@ -93,6 +94,7 @@ class Exchange:
         """
         if self.deferred:
             self.finish()
+        before = self.state.parts.to(COPY_OUT)
         for block in self.state.blocks if grads is not None and not skip else ():
             self.memory.gather(block.index, grads or ())
         make = self.begin(grads, hyperparameters, skip, scale)
@@ -103,6 +105,7 @@ class Exchange:
             self.sources = ()  # all is answered: nothing is sent again, and the script may drop its gradients
             if self.skipped:
                 self.compression.undo()
+        self.state.parts.to(before)
         self.state.stepped()
 
     def begin(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float) -> Callable[[Block], Header]:
@@ -205,27 +208,30 @@ class Exchange:
     def sent(self, header: Header) -> None:
         """The lane is through with what `outgoing` gave it."""
 
-    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> None:
-        """Bring an answer's payload into the targets. Raises as Stream.recv_into."""
+    def land(self, link: ShardConnection, stream: Stream, header: Header, pack: Pack) -> float:
+        """Bring an answer's payload into the targets: in how many seconds it was copied. Raises as Stream.recv_into."""
+        began = time.monotonic()
         if header.flags & Flag.LENT and self.sharing.land(header):
-            return
+            return time.monotonic() - began
         codec = self.compression.codec_of(header)
         pieces = self.memory.pieces(pack, self.targets) if codec is None else None
         if pieces is not None:
-            began = time.monotonic()
             stream.recv_parts(header, pieces)
             self._measured(link, header, time.monotonic() - began)
-            return
+            return 0.0
         flat, put = self.memory.landing(header.block, pack, self.targets)
         if codec is not None:
             body = self.compression.buffer(header.length)
             stream.recv_into(header, memory.view(body))
+            received = time.monotonic()
             self.compression.decode(codec, header, body, flat)
         else:
             began = time.monotonic()
             stream.recv_into(header, memory.view(flat))
-            self._measured(link, header, time.monotonic() - began)
+            received = time.monotonic()
+            self._measured(link, header, received - began)
         put()
+        return time.monotonic() - received
 
     def _measured(self, link: ShardConnection, header: Header, seconds: float) -> None:
         if header.flags & Flag.LENT:
@@ -257,6 +263,7 @@ class Exchange:
     def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""
         self._send(make, targets)
+        self.state.parts.to(OWN)
         self.act_meanwhile()
         self._await_answers()
         count_change(targets)

@@ -35,6 +35,7 @@ from psjob.worker.exchange import Exchange, Gradients, Groups, ModelMemory
 from psjob.worker.exits import SessionEnd
 from psjob.worker.local_reduce import Lying, PodMemory, PodSum, made, made_sum, make, make_group, meeting_place, why_it_failed
 from psjob.worker.session import WorkerSession
+from psjob.worker.step_parts import COPY_BACK, COPY_OUT, OTHERS, OWN
 
 
 def session_at(place: ProcessContext, *given: Any) -> WorkerSession:
@@ -202,7 +203,7 @@ class LeaderSession(WorkerSession):
 
     def meet(self, part: Part) -> Whole:
         """All processes stand before a step; what it comes to. Raises SessionEnd."""
-        self.wait(self._all_here, self._whom({*self._parts, *self._through}))
+        self.wait(self._all_here, self._whom({*self._parts, *self._through}), part=OTHERS)
         with self.cond:
             parts = {0: part} | self._parts
             self._parts = {}
@@ -211,8 +212,10 @@ class LeaderSession(WorkerSession):
         whole, self._active = together(parts), sorted(parts)
         active = list(range(self.processes)) if self.sums.everyone else self._active
         self._tell(active, {"sum": whole.present, "active": active})
+        before = self.parts.to(COPY_OUT)
         made_sum(self.sums, whole.present, active, self.place.config.reduction == "mean")
-        self.wait(lambda: len(self._summed) == len(active) - 1, "the sums of the other processes of this worker")
+        self.wait(lambda: len(self._summed) == len(active) - 1, "the sums of the other processes of this worker", part=OTHERS)
+        self.parts.to(before)
         return whole
 
     def _stand(self) -> None:
@@ -223,9 +226,10 @@ class LeaderSession(WorkerSession):
             if records.handed_in == machine.clock and not (machine.stops or machine.mark_wanted):
                 record = None
         self.idle.at(machine.clock, time.monotonic())
+        self.parts.step_boundary(machine.clock)
         self.handle(e.AtStepBoundary(record, True, self.idle.told), self.exchange.packs)
         self.at_step_boundary(machine.snapshot_clock == machine.clock)
-        self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
+        self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint", part=OWN)
 
     def answer(self) -> None:
         """A step is made: the others take what lies in shared memory."""
@@ -270,7 +274,9 @@ class LeaderSession(WorkerSession):
         exchange.finite.found, exchange.present = whole.bad, len(whole.present)
         merged = None if whole.absent else [None if row in whole.none else _IN_MEMORY for row in range(len(targets))]
         super().push(merged, hyperparameters, whole.skip, 1.0, targets)
+        before = self.parts.to(COPY_BACK)
         self.memory.scatter(targets)
+        self.parts.to(before)
         self.answer()
 
     def begin_again(self, mode: str, more: Mapping[str, str]) -> None:
@@ -561,7 +567,9 @@ def _part(session: LeaderSession | FollowerSession, grads: Gradients, skip: bool
     if grads is None:
         return Part(session.clock, absent=True)
     if not skip:
+        before = session.parts.to(COPY_OUT)
         session.sums.gather(grads, scale)
+        session.parts.to(before)
     none = frozenset(row for row, grad in enumerate(grads) if grad is None)
     return Part(session.clock, skip=skip, none=none, bad=session.exchange.finite.found)
 

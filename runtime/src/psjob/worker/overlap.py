@@ -32,6 +32,7 @@ from psjob.worker.exchange import WAITS_FOR, Exchange, Gradients, Groups, count_
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import Rows
 from psjob.worker.staging import Staging
+from psjob.worker.step_parts import COPY_OUT
 
 
 class Readiness:
@@ -274,13 +275,15 @@ class Overlap:
 
     def told(self, row: int, gradient: torch.Tensor) -> None:
         """A gradient has been accumulated: stage it, and send the blocks that are whole with it."""
-        if self.graphed or not self._free(row):
-            return
-        for index in self._places[row] & self._issued:
-            self._renew(index)
-        self._stage(row, gradient)
-        for index in self._readiness.told(row):
-            self._issue(index)
+        parts = self.state.parts
+        before = parts.to(COPY_OUT)
+        if not self.graphed and self._free(row):
+            for index in self._places[row] & self._issued:
+                self._renew(index)
+            self._stage(row, gradient)
+            for index in self._readiness.told(row):
+                self._issue(index)
+        parts.to(before)
 
     def _free(self, row: int) -> bool:
         """Wait until the push before has no need of the row's staging memory; False where this process's turn is over."""
@@ -337,6 +340,7 @@ class Overlap:
         state.check()
         exchange.finish()
         self._learn()
+        before = state.parts.to(COPY_OUT)
         early = [] if grads is None or skip else [index for index in self._unchanged(grads) if not self._lies_unshared(index)]
         make = exchange.begin(grads, hyperparameters, skip, scale)
         exchange.expect(targets)
@@ -344,6 +348,7 @@ class Overlap:
             exchange.request(self.links[state.owner[index]], make, state.layout.blocks[index])
         self._push_rest(make, set(early), None if skip else grads)
         self.staging.keep_back()
+        state.parts.to(before)
         state.stepped()
         self._readiness.step_made()
         self._staged.clear()

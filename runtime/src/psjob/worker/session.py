@@ -45,6 +45,7 @@ from psjob.worker.sharing import SLOTS
 from psjob.worker.stage_connections import StageConnections
 from psjob.worker.staging import Staging
 from psjob.worker.state import TICK_SECONDS, SessionState
+from psjob.worker.step_parts import OWN, DeviceClock
 
 SMALL_RECORD = 64 << 10
 """A record of at most this many bytes goes to the coordinator with every clock, a larger one at snapshots only."""
@@ -67,7 +68,8 @@ class WorkerSession:
         self.place, self.rule, self.aliases = place, rule, dict(aliases)
         state = self.state = SessionState(place, table, rule, self.handle, self._call_readers, self._tell_wait)
         self.mode, self.reduces, self.stage = state.mode, state.reduces, state.stage
-        self.cond, self.machine, self.idle = state.cond, state.machine, state.idle
+        self.cond, self.machine, self.idle, self.parts = state.cond, state.machine, state.idle, state.parts
+        self.parts.tell = self._tell_parts
         self.header, self.check, self.wait, self.stepped = state.header, state.check, state.wait, state.stepped
         self.states: dict[int, bytes] = {}
         self._parameters: Sequence[torch.Tensor] = ()
@@ -115,6 +117,7 @@ class WorkerSession:
         """
         config, layout = self.place.config, self.layout
         device = next((p.device for p in parameters if p.is_cuda), torch.device("cpu"))
+        self.parts.device = DeviceClock(device) if device.type == "cuda" else None
         if overlaps is not None:
             overlapped = Overlap(self.rows, parameters, overlaps, device, apart)
             self.use(overlapped.exchange, overlapped)
@@ -188,7 +191,7 @@ class WorkerSession:
             record = make_record()
         self.handle(e.AtStepBoundary(record, settled, self.idle.told), self.exchange.packs)
         self.at_step_boundary(machine.snapshot_clock == machine.clock)
-        self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint")
+        self.wait(lambda: machine.may_step, "the last checkpoint" if machine.standing else "all shards to copy a checkpoint", part=OWN)
 
     def _keep_record(self, record: bytes) -> None:
         """Keep a large record until it is known whether a checkpoint is made of its step: the answer that tells may be under way."""
@@ -204,6 +207,7 @@ class WorkerSession:
     def _measure(self, last: bool = False) -> None:
         now = time.monotonic()
         self.idle.at(self.clock, now)
+        self.parts.step_boundary(self.clock, last)
         if self.stage_links is not None:
             self.stage_links.gauge.step_boundary(now, last)
 
@@ -269,6 +273,10 @@ class WorkerSession:
     def _tell_gauge(self, body: dict[str, Any]) -> None:
         if self.joined:
             self.links[0].send_json(self.header(Kind.MEASURED, clock=self.clock), body)
+
+    def _tell_parts(self, body: dict[str, Any]) -> None:
+        for link in self.links[:1]:  # a process that is not its worker's first one has none
+            link.send_riding(self.header(Kind.MEASURED, clock=self.clock), body)
 
     def stop(self) -> None:
         """This process is asked to go. Only a flag is set: a signal handler may call it."""

@@ -39,6 +39,7 @@ from psjob.wire.tcp import Stream
 from psjob.wire.unauthenticated import one_line
 from psjob.worker.rendezvous import DIAL_SECONDS
 from psjob.worker.state import SessionState, StageGauge
+from psjob.worker.step_parts import OTHERS
 
 BYTES: Final = 64 << 20
 """That each side lends. Only pages that hold a payload at some time take memory. What finds no room goes over the stream."""
@@ -299,7 +300,7 @@ class StageConnections:
         stage = self.state.place.config.stages.of(other)
         named = f"{what} of micro-batch {key.micro} of step {key.step} from worker {other} (stage {stage})"
         with self.gauge.waits_for(other):
-            self.state.wait(lambda: exchange.has(key) or exchange.ended.get(other, key.step + 1) <= key.step, named)
+            self.state.wait(lambda: exchange.has(key) or exchange.ended.get(other, key.step + 1) <= key.step, named, part=OTHERS)
         with self.state.cond:
             if not exchange.has(key):
                 raise Refused(

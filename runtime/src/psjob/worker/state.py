@@ -29,6 +29,7 @@ from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import WorkerMachine
 from psjob.wire.frame import IDLE_PARTS, Header, Kind, run_digest
 from psjob.worker.exits import SessionEnd
+from psjob.worker.step_parts import WIRE, StepParts
 
 TICK_SECONDS = 0.5
 SAID_SECONDS = 30.0
@@ -70,6 +71,7 @@ class SessionState:
         self.fenced_by = 0
         """The start of the newer process of this rank, as the shard says that will not have this one; 0: none."""
         self.idle = Idle()
+        self.parts = StepParts(place.config.workers)
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -79,14 +81,18 @@ class SessionState:
         if ending is not None:
             raise SessionEnd(ending.how, ending.message)
 
-    def wait(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
-        """Wait for `done`. An ending is raised first; after `seconds` (None: as long as the job waits) the worker stops."""
+    def wait(self, done: Callable[[], bool], what: str, seconds: float | None = None, part: int = WIRE) -> None:
+        """Wait for `done`, as `part` of a step.
+
+        An ending is raised first; after `seconds` (None: as long as the job waits) the worker stops.
+        """
         machine, began = self.machine, time.monotonic()
         with self.cond:
             self.check()
             if done():
                 return
             machine.begin_wait(what, seconds, began)
+        begun = self.parts.wait(part)
         self._call_readers()
         ticked = said = began
         try:
@@ -107,6 +113,7 @@ class SessionState:
                     log.warning("waiting for %s, %d s: %s", what, now - began, machine.waiting_for())
         finally:
             machine.end_wait()
+            self.parts.waited(begun)
             self.idle.waited += time.monotonic() - began
 
     def stepped(self) -> None:

@@ -180,13 +180,13 @@ class JobPage {
     this.id = id;
     this.charts = new Charts();
     this.process = "";
-    this.parts = Object.fromEntries(["head", "said", "facts", "none", "settings", "timeline", "spans", "stages", "workers", "shards", "events"].map((name) => [name, h("div")]));
+    this.parts = Object.fromEntries(["head", "said", "facts", "step", "none", "settings", "timeline", "spans", "stages", "workers", "shards", "events"].map((name) => [name, h("div")]));
     this.select = h("select", { id: "process", onchange: () => { this.process = this.select.value; this.log(); } });
     this.text = h("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "What the processes print" });
     this.more = h("p", { class: "soft" });
     this.manifest = h("pre", { class: "manifest", tabindex: "0", "aria-label": "Manifest" });
-    const { head, said, facts, none, settings, timeline: line, spans, stages, workers, shards, events } = this.parts;
-    main.replaceChildren(head, said, facts,
+    const { head, said, facts, step, none, settings, timeline: line, spans, stages, workers, shards, events } = this.parts;
+    main.replaceChildren(head, said, facts, step,
       h("div", { class: "beside" }, h("div", {}, controls(), none, this.charts.grid),
         h("aside", { "aria-label": "Hyperparameters and manifest" }, h("section", {}, h("h3", {}, "Hyperparameters"), settings, h("details", {}, h("summary", {}, "Manifest"), this.manifest)))),
       h("section", {}, h("h3", {}, "Time line"), line, h("details", {}, h("summary", {}, "As a table"), spans)),
@@ -213,6 +213,7 @@ class JobPage {
       h("p", { class: "soft" }, `${clock(job.created)} · ${job.id} · ${job.place} · ${job.fresh ? "live" : job.limited || "as it was left"}`));
     swap(said, ...view.said(job));
     swap(facts, view.facts(found));
+    swap(this.parts.step, view.step(job) ?? "");
     swap(settings, view.hyperparameters(found.settings));
     this.found = [curves, job];
     this.redraw();
@@ -234,7 +235,11 @@ class JobPage {
 
   redraw() {
     const [{ series }, { unit = "step" }] = this.found;
-    this.charts.draw(series.map((one) => ({ key: one.name, title: titled(one.name, unit), axis: axisWord(unit), curves: [{ ...one, label: titled(one.name, unit), look: 0 }] })));
+    const parts = view.partCurves(series);
+    this.charts.draw([
+      ...series.filter((one) => !one.name.startsWith(view.PART)).map((one) => ({ key: one.name, title: titled(one.name, unit), axis: axisWord(unit), curves: [{ ...one, label: titled(one.name, unit), look: 0 }] })),
+      ...(parts.length ? [{ key: view.PART, title: `seconds of a ${unit}`, axis: axisWord(unit), curves: parts }] : []),
+    ]);
     swap(this.parts.none, series.length ? "" : h("p", { class: "soft" }, "No number yet: a script reports with ps.report(loss=…)."));
   }
 
@@ -272,7 +277,7 @@ class RunsPage {
   redraw() {
     const { runs } = this;
     swap(this.head, h("div", { class: "head" }, h("h2", {}, runs.length === 1 ? "One run" : `${runs.length} runs over one another`)));
-    const names = [...new Set(runs.flatMap((run) => run.series.map((one) => one.name)))];
+    const names = [...new Set(runs.flatMap((run) => run.series.map((one) => one.name)))].filter((name) => !name.startsWith(view.PART));
     const units = new Set(runs.map((run) => run.unit).filter(Boolean));
     const unit = units.size === 1 ? [...units][0] : "step";
     this.charts.draw(names.map((name) => ({ key: name, title: titled(name, unit), axis: axisWord(unit), curves: runs.flatMap((run, at) => {

@@ -1,7 +1,7 @@
 // What is shown of a job, of several runs and of a comparison, as elements.
 
 import { swatch } from "./charts.js";
-import { bytes, clock, h, number, percent, seconds, table } from "./dom.js";
+import { bytes, clock, h, number, percent, seconds, svg, table } from "./dom.js";
 
 const TONES = {
   Complete: "good", Running: "work", Pending: "calm", Recovering: "warn", Suspended: "calm", Failed: "bad",
@@ -40,6 +40,32 @@ export function said(job) {
   for (const words of job.warnings ?? []) found.push(["warn", words]);
   if (job.progress?.waiting && job.active) found.push(["warn", `waits: ${job.progress.waiting}`]);
   return found.map(([tone, words]) => note(tone, words));
+}
+
+// The parts of a step, in the order in which they are drawn; each has a colour of its own.
+const PARTS = {
+  compute: "compute", copyOut: "copy out", wire: "wire", others: "others", update: "update", copyBack: "copy back", psjob: "psjob",
+};
+export const PART = "stepParts."; // before the name of a part, of the series that are its curves
+export const partCurves = (series) => Object.entries(PARTS).flatMap(([name, label], look) => series.filter((one) => one.name === PART + name).map((one) => ({ ...one, label, look })));
+
+export function step(job) {
+  const told = job.progress?.stepParts ?? {};
+  const all = Object.entries(PARTS).map(([name, word]) => [name, word, told[name] ?? 0]);
+  const whole = all.reduce((sum, [, , value]) => sum + value, 0);
+  if (!whole) return null;
+  const time = (value) => (whole < 10 ? `${number(Number((1000 * value).toPrecision(3)))} ms` : `${number(Number(value.toPrecision(3)))} s`);
+  const words = all.map(([, word, value]) => `${word} ${time(value)}`).join(", ");
+  let at = 0;
+  const rects = all.map(([name, word, value]) => {
+    const wide = (1000 * value) / whole;
+    at += wide;
+    return svg("rect", { x: at - wide, y: 0, width: wide, height: 18, class: `p-${name}`, "data-part": name }, svg("title", {}, `${word}: ${time(value)}, ${percent(value / whole)}`));
+  });
+  return h("section", {}, h("h3", {}, `Where a ${job.unit ?? "step"} of ${time(whole)} goes`),
+    svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", class: "parts", role: "img", "aria-label": `A ${job.unit ?? "step"} takes ${time(whole)}: ${words}` }, rects),
+    h("div", { class: "keys" }, all.map(([name, word, value]) => h("span", {}, svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("rect", { width: 10, height: 10, class: `p-${name}` })), `${word} ${time(value)}`))),
+    job.progress.stepAdvice ? note("warn", job.progress.stepAdvice) : null);
 }
 
 export const note = (tone, words) => h("div", { class: `said ${tone}` }, h("p", {}, words));
@@ -98,7 +124,7 @@ export function differing(runs) {
 export function runs(found, labels, hidden, hide) {
   const [all, same] = differing(found);
   const differ = all.filter((name) => name !== "training.mode"); // has a column of its own
-  const metrics = [...new Set(found.flatMap((run) => run.series.map((one) => one.name)))].filter((name) => name !== "rate").slice(0, 4);
+  const metrics = [...new Set(found.flatMap((run) => run.series.map((one) => one.name)))].filter((name) => name !== "rate" && !name.startsWith(PART)).slice(0, 4);
   const last = (run, name) => run.series.find((one) => one.name === name)?.last;
   const rows = found.map((run, at) => [
     h("label", { class: "pick" }, h("input", { type: "checkbox", checked: !hidden.has(`${run.place}/${run.id}`), onchange: (event) => hide(`${run.place}/${run.id}`, !event.target.checked) }), swatch(at), labels[at]),

@@ -16,6 +16,7 @@ from psjob.modes import ServedMode
 from psjob.modes.stages import ALL, Stages
 from psjob.protocol import messages
 from psjob.protocol.coordinator.consistency import Digest, Told
+from psjob.protocol.coordinator.step_times import StepTimed
 from psjob.protocol.messages import MOST, Malformed, number_of, rank_of, whole
 from psjob.wire.frame import Kind
 
@@ -486,7 +487,7 @@ Event = (
     Started | Tick | StepPassed | StopAsked
     | WorkerHello | WorkerStreamEnded | NotJoined | RecordCame | WorkerMarked | WorkerLeft | Reported | CheckpointAsked | WorkerStops
     | Heartbeat
-    | InputsSeen | DataSeen | StepLost | Measured | DigestCame
+    | InputsSeen | DataSeen | StepLost | Measured | StepTimed | DigestCame
     | ShardRestartedFromKeeper | ShardHello | ShardAnnounced | ShardLost | messages.ShardMessage
     | TermClaimed | TermUnclaimed | ClaimSeen | TermFenced | NewestRead | ManifestCommitted | ManifestUncommitted
     | RoomMeasured | ModeWished

@@ -17,6 +17,7 @@ from psjob.protocol.coordinator.consistency import Told
 from psjob.protocol.coordinator.events import Action, Event, JobFacts, StreamFacts, Tell
 from psjob.protocol.coordinator.members import Member
 from psjob.protocol.coordinator.state import CoordinatorState
+from psjob.protocol.coordinator.step_times import StepTimed
 from psjob.wire.frame import Kind
 
 CLAIM_SECONDS = 5.0
@@ -192,7 +193,7 @@ def _of_worker(state: CoordinatorState, event: Event) -> bool:
             membership.not_joined(state, event)
         case (
             events.RecordCame() | events.WorkerMarked() | events.WorkerLeft() | events.Reported() | events.CheckpointAsked()
-            | events.WorkerStops() | events.Heartbeat() | events.InputsSeen() | events.StepLost() | events.Measured()
+            | events.WorkerStops() | events.Heartbeat() | events.InputsSeen() | events.StepLost() | events.Measured() | StepTimed()
             | events.DigestCame() | events.DataSeen()
         ):  # fmt: skip
             member = state.members.of(event.stream)
@@ -252,6 +253,8 @@ def _said(state: CoordinatorState, member: Member, event: Event) -> None:
             _warn(state, progress.drift.came(rank, digest, state.members.alive))
         case events.DataSeen(stream, told):
             _see_data(state, rank, stream, told)
+        case StepTimed():
+            progress.times.came(rank, member.incarnation, event, state.now)
         case events.Measured():
             state.stages.measured(member, event, state.now)
         case events.StepLost(_, lost, step):

@@ -15,6 +15,7 @@ from typing import Any
 from psjob.protocol.coordinator.consistency import Alike, Drift
 from psjob.protocol.coordinator.events import CheckpointFacts, JobFacts, Measured
 from psjob.protocol.coordinator.members import Member, Members, State
+from psjob.protocol.coordinator.step_times import StepTimes
 
 MAX_METRICS = 256
 LOSS = "loss"
@@ -49,6 +50,7 @@ class JobProgress:
         self._inputs: dict[int, Sequence[int]] = {}
         self._looked = False
         self.drift = Drift()
+        self.times = StepTimes()
         self.diverged: str | None = None
         """What says that the loss is no number any more."""
 
@@ -62,7 +64,7 @@ class JobProgress:
             self._marks.append((step, now))
         self.history.append((step, now))
         if self.past.due(self.metrics, now):
-            self.past.note(step, self.metrics, self.rate(now), now, self.reported)
+            self.past.note(step, self.metrics, self.rate(now), now, self.reported, self.times.mean())
 
     def rewound(self, step: int) -> None:
         self.comeback.undone(self.step, step)
@@ -144,6 +146,7 @@ class JobProgress:
             "rate": rate,
             "eta": left,
             "totalSteps": total,
+            "stepParts": self.times.mean(),
             "metrics": metrics,
             "reported": [self.reported.get(name, self.step) for name in metrics],
             "checkpoint": self.checkpoint and {**self.checkpoint, "age": round(max(0.0, now - self.checkpoint["time"]), 1)},
@@ -178,14 +181,18 @@ class MetricHistory:
         self._names: set[str] = set()
         """What has a curve already: the first value of a number waits for nobody. At most MOST_NAMES."""
 
-    def note(self, step: int, metrics: Mapping[str, float], rate: float | None, now: float, reported: Mapping[str, int]) -> None:
+    def note(
+        self, step: int, metrics: Mapping[str, float], rate: float | None, now: float, reported: Mapping[str, int],
+        parts: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
         """`step` has passed at unix time `now`, where an entry is due. A rewind brings lower steps after higher ones."""
         if not self.due(metrics, now):
             return
         told = dict(islice(metrics.items(), MOST_NAMES))
         self._next = now + self._every
         self._names.update(islice(told, MOST_NAMES - len(self._names)))
-        self._entries.append({"time": now, "step": step, "rate": rate, "metrics": told, "reported": [reported[name] for name in told]})
+        made = {"time": now, "step": step, "rate": rate, "metrics": told, "reported": [reported[name] for name in told]}
+        self._entries.append(made | {"stepParts": None if parts is None else [round(seconds, 6) for seconds in parts.values()]})
         if len(self._entries) >= self._most:
             self._entries = self._entries[1::2]
             self._every *= 2
