@@ -15,11 +15,11 @@ import networkx
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
-FILES = 337
+FILES = 339
 """Source files of runtime, operator and client together, at most."""
-LINES = 87_000
+LINES = 88_710
 """Lines of Python in them, at most."""
-TEST_LINES = 98_810
+TEST_LINES = 100_730
 """Lines of Python in tests/, at most."""
 LONGEST = 700
 """Lines of the longest source file, at most."""

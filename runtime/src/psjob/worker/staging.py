@@ -378,7 +378,7 @@ Pieces: TypeAlias = Sequence[Sequence[tuple[int, torch.Tensor, int]]]
 
 
 def pieces(layout: Layout, packs: Mapping[int, Pack]) -> Pieces:
-    """Where each gradient goes in the memory of `packs`, which has some of the blocks."""
+    """The place of each gradient in the memory of `packs`, which has some of the blocks."""
     return [
         [
             (b.index, packs[b.index].flat[p.block_offset : p.block_offset + p.length], p.tensor_offset)
