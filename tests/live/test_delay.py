@@ -24,8 +24,10 @@ from psjob.api.slices import Slices
 from psjob.shard.block import ParameterBlock
 from psjob.shard.checks import check_pull
 from psjob.shard.server import Server
-from psjob.wire.frame import Flag, Kind, WireError
+from psjob.shard.store import Store
+from psjob.wire.frame import Flag, Header, Kind, WireError
 from psjob.worker.delay import Delayed, Turn
+from tests.live import embeddings
 from tests.live.live_shards import (
     NEVER,
     SECONDS,
@@ -208,6 +210,29 @@ def test_every_push_counts_once_with_several_under_way(tmp_path: Path, mode: str
         told = [server.store.counters for server in shards.servers]
         assert [one.applied for one in told] == [2 * count] * 2 and not any(one.lost or one.duplicates for one in told)
     assert max(most) <= delay
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_a_push_names_the_version_that_it_was_computed_on(tmp_path: Path, delay: int) -> None:
+    """Of one worker, whose weights say how many updates they hold."""
+    computed, named = [], {}
+    admit = Store.push
+
+    def push(store: Store, header: Header, *given: Any) -> Any:
+        named[header.clock] = header.version[1]
+        return admit(store, header, *given)
+
+    with serving(tmp_path, workers=1, shards=1, mode="async", delay=delay) as shards, mock.patch.object(Store, "push", push):
+        worker = counting(shards, 0)
+        worker.attach()
+        for clock in range(8):
+            computed += sorted(numbers(worker.model))
+            step(worker)
+            if clock == 4:
+                worker.job.wait()
+        assert worker.leave() == 0
+    assert [float(named[clock]) for clock in range(8)] == computed
+    assert computed[5] == 5.0 and computed[7] < 7.0
 
 
 def held_back(server: Server) -> Callable[[], None]:
@@ -456,3 +481,31 @@ def test_at_the_end_of_a_pass_all_has_landed(tmp_path: Path, monkeypatch: pytest
             seen.append(numbers(worker.model))
         assert worker.leave() == 0
     assert seen == [{0.0}, {1.0}, {2.0}, {3.0}, {3.0}, {4.0}, {5.0}, {6.0}]
+
+
+def test_rows_are_of_the_newest_update_and_the_rest_of_the_one_before(tmp_path: Path) -> None:
+    wanted = embeddings.Clicks()
+    optimizer = embeddings.OPTIMIZERS["sgd"](wanted)
+    used = copy.deepcopy(wanted.head.state_dict())
+    for clock in range(STEPS):
+        newest = copy.deepcopy(wanted.head.state_dict())
+        wanted.head.load_state_dict(used)
+        optimizer.zero_grad()
+        (sum(embeddings.loss_of(wanted, clock, rank) for rank in range(2)) / 2).backward()
+        wanted.head.load_state_dict(newest)
+        optimizer.step()
+        used = newest
+    held: dict[int, list[torch.Tensor]] = {}
+
+    def act(worker: Worker) -> None:
+        embeddings.steps(STEPS)(worker)
+        worker.job.wait()
+        head = [p.detach().clone() for p in worker.model.head.parameters()]
+        held[worker.rank] = [*embeddings.rows_of(worker.model), *head]
+
+    with serving(tmp_path, workers=2, shards=2, delay=1) as shards:
+        models = [embeddings.offloaded() for _ in range(2)]
+        all_well([Worker(shards, rank, model, embeddings.OPTIMIZERS["sgd"](model)) for rank, model in enumerate(models)], act)
+    last = [*embeddings.rows_of(wanted), *(p.detach() for p in wanted.head.parameters())]
+    torch.testing.assert_close(held[0], last, rtol=0, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(held[0], held[1], strict=True))

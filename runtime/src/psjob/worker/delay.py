@@ -69,6 +69,7 @@ class Delayed(Exchange):
         self.wait(lambda: self._done > clock - self.delay)
         if self.skipped:
             self.compression.undo()
+        bases = dict(self.versions)  # the gradients are of these
         before = state.parts.to(COPY_BACK)
         self._take(targets)
         state.parts.to(COPY_OUT)
@@ -79,7 +80,7 @@ class Delayed(Exchange):
                 self.staging.hold(clock, block.index, grads) if held else self.staging.gather(block.index, grads)
             self.staging.keep_back()
         state.parts.to(before)
-        info, bases = self.tell_hyperparameters(hyperparameters, without_gradient(grads)), dict(self.versions)
+        info = self.tell_hyperparameters(hyperparameters, without_gradient(grads))
 
         def begin() -> Callable[[Block], Header]:
             return self.open(clock, staged, skip, scale, info, bases)
