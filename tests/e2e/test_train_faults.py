@@ -41,7 +41,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.timeout(2000)
-@pytest.mark.parametrize("way", ["shared", "delay", *map(rotating, ("staged", "staged overlap", "delay tcp"))])
+@pytest.mark.parametrize("way", ["delay", *map(rotating, ("shared", "staged", "staged overlap", "delay tcp"))])
 def test_a_killed_shard_and_a_killed_worker_change_no_bit(tmp_path: Path, way: str) -> None:
     """Dropout, batch norm, a schedule and shuffled data of loader processes go back with the workers."""
     undisturbed = run(tmp_path / "undisturbed", epochs=2, way="delay" if "delay" in way else "shared")

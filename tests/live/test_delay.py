@@ -509,3 +509,96 @@ def test_rows_are_of_the_newest_update_and_the_rest_of_the_one_before(tmp_path: 
     last = [*embeddings.rows_of(wanted), *(p.detach() for p in wanted.head.parameters())]
     torch.testing.assert_close(held[0], last, rtol=0, atol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(held[0], held[1], strict=True))
+
+
+def test_optimizer_state_is_of_the_step_that_the_weights_are_of(tmp_path: Path) -> None:
+    """It waits for the push under way, and no later step takes what came for a change by hand."""
+    with serving(tmp_path, workers=1, shards=2, delay=1) as shards:
+        model = build()
+        worker = Worker(shards, 0, model, OPTIMIZERS["adamw"](model))
+        worker.attach()
+        worker.optimizer.state_dict()
+        for clock in range(4):
+            train_step(worker, clock)
+            if clock == 2:
+                state = worker.optimizer.state_dict()["state"]
+                assert {int(entry["step"]) for entry in state.values()} == {3} and worker.session.exchange.behind == 0
+        assert worker.leave() == 0
+
+
+def test_who_asks_for_optimizer_state_before_its_first_step_begins_as_the_lost_one_was(tmp_path: Path) -> None:
+    """Libraries do so as they wrap the optimizer."""
+    with serving(tmp_path, workers=1, shards=2, delay=1) as shards:
+        first = counting(shards, 0)
+        first.attach()
+        for turn in range(4):
+            first.edge(turn)
+            step(first)
+        first.edge(4)
+        first.session.exchange.finish()
+        first.die()
+        again = counting(shards, 0, start=2)
+        again.attach()
+        again.optimizer.state_dict()
+        assert again.session.clock == 4 and numbers(again.model) == {3.0}
+        again.edge(4)
+        step(again)
+        assert numbers(again.model) == {4.0} and again.leave() == 0 and final(shards) == {5.0}
+
+
+def test_an_evaluation_is_of_the_newest_weights(tmp_path: Path) -> None:
+    with serving(tmp_path, workers=1, shards=1, delay=1) as shards:
+        worker = counting(shards, 0)
+        worker.attach()
+        step(worker, 3)
+        with torch.no_grad():
+            assert float(worker.model(torch.zeros(1, 40))[0, 0]) == 3.0
+        step(worker)
+        assert numbers(worker.model) == {3.0}
+        assert worker.leave() == 0 and final(shards) == {4.0}
+
+
+def test_weights_that_are_changed_while_a_push_is_under_way_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(tmp_path, workers=1, shards=1, delay=1) as shards:
+        worker = counting(shards, 0)
+        worker.attach()
+        step(worker, 2)
+        with torch.no_grad():
+            worker.model.weight.fill_(9.0)
+        with pytest.raises(SystemExit):
+            worker.model.state_dict()
+    assert "parameter weight was changed by hand" in (said := capsys.readouterr().err)
+    assert "while a push was under way, whose answer takes its place. Call ps.wait() before weights are changed" in said
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_rates_that_change_each_step_are_known_to_a_shard_that_comes_back(tmp_path: Path, delay: int) -> None:
+    """Its link is broken while the hyperparameters of several pushes have been told."""
+    with serving(tmp_path, workers=1, shards=2, mode="async", delay=delay) as shards:
+        worker = counting(shards, 0)
+        worker.attach()
+        step(worker)
+        worker.job.wait()
+        wanted = 1.0
+        with severed(worker.session.links[1]):
+            shards.servers[1].store.infos.clear()
+            for number in range(delay):
+                worker.optimizer.param_groups[0]["lr"] = rate = 2.0 + number
+                step(worker)
+                wanted += rate
+        worker.job.wait()
+        assert numbers(worker.model) == {wanted} and worker.leave() == 0 and final(shards) == {wanted}
+
+
+def test_a_job_keeps_its_delay_through_a_checkpoint(tmp_path: Path) -> None:
+    """Also where its mode is fixed, as by the reduction."""
+    saved = replace(NEVER, every_steps=2, keep=100)
+    with serving(tmp_path, workers=1, shards=1, delay=1, reduction="sum", checkpoint=saved) as shards:
+        worker = counting(shards, 0)
+        worker.attach()
+        assert eventually(lambda: step(worker) or worker.edge() or coordinator(shards).machine.state.progress.committed >= 1)  # type: ignore[func-returns-value]
+        worker.die()
+    with serving(tmp_path, workers=1, shards=1, delay=1, reduction="sum", checkpoint=saved, attempt=2) as shards:
+        again = counting(shards, 0, start=2)
+        again.attach()
+        assert coordinator(shards).machine.state.mode.delay == 1 == again.session.exchange.delay

@@ -357,7 +357,7 @@ def test_a_frame_that_cannot_be_ends_its_stream_alone(training: tuple[Shards, Wo
     bad, pushes = server.bad_connections, server.store.counters.applied
     worker.session.exchange.tell_hyperparameters([{"lr": 0.1}], [])
     header = link.dated(worker.session.header(fields["kind"]))
-    header = header._replace(**{"info": worker.session.exchange._info[0]} | {k: v for k, v in fields.items() if k != "kind"})
+    header = header._replace(**{"info": worker.session.exchange._info} | {k: v for k, v in fields.items() if k != "kind"})
     body = b"" if isinstance(payload, int) else payload
     stream = link.lanes[0].stream
     stream.write(header._replace(length=payload if isinstance(payload, int) else len(body)), body)

@@ -317,9 +317,7 @@ def test_a_codec_that_was_not_agreed_costs_the_stream(tmp_path: Path, monkeypatc
                 number, body = bad[step]
                 link, session = worker.session.links[0], worker.session
                 block = next(b for b in session.layout.blocks if session.owner[b.index] == 0 and b.length > 100)
-                head = session.header(
-                    Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info[0], attempt=link.attempt
-                )
+                head = session.header(Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info, attempt=link.attempt)
                 raw = body(block.length)
                 link.lanes[0].stream.write(head._replace(codec=number).sized(raw), raw)
                 eventually(lambda step=step: len(sentences) > list(bad).index(step))  # type: ignore[misc]

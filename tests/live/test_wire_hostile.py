@@ -270,7 +270,7 @@ def test_a_workers_bad_frames_cost_it_its_stream_and_nothing_else(tmp_path: Path
         link = session.links[0]
         block = next(b for b in session.layout.blocks if session.owner[b.index] == 0)
         payload = bytes(block.nbytes)
-        head = session.header(Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info[0], attempt=link.attempt)
+        head = session.header(Kind.PUSH, block=block.index, clock=session.clock, info=session.exchange._info, attempt=link.attempt)
         good = head.sized(payload)
         return [
             [good._replace(length=good.length + 4)],

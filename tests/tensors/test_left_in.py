@@ -216,6 +216,10 @@ BOTH: list[tuple[str, Features, Config | None]] = [
     ("training.delay 1 does not go with 2 attached optimizers; leave it out, or attach one optimizer only", Features(pairs=2), DELAYED),
     ("training.updateRule dana-slim with its part on the workers does not go with training.delay 1: the state of that part is saved", RULE,
      replace(DELAYED, mode="async", update_rule="dana-slim")),
+    ("training.updateRule gap-aware does not go with training.delay 1: the rule measures from the last weights", Features(),
+     replace(DELAYED, mode="async", update_rule="gap-aware")),
+    ("training.compression.push int8 does not go with training.delay 1: what a push leaves out goes into the next one", Features(),
+     replace(DELAYED, compression=CompressionConfig(push="int8"))),
     ("a table of rows on the shards (ps.Embedding, ps.Table) does not go with training.delay 2: rows of a step are pushed with it; "
      "take delay 1 or 0", SUMS, replace(ONE, mode="bounded", delay=2)),
     ("attach(…, name=…) does not go with a job of stages", Features(named=True), STAGED),
@@ -257,7 +261,7 @@ def test_what_goes_together_is_taken() -> None:
         LATE,
         SEVERAL,
         DELAYED,
-        replace(ONE, mode="async", update_rule="dana-dc", delay=8),
+        replace(ONE, mode="async", update_rule="dana-zero", delay=8),
         replace(ONE, reduction="median"),
         replace(ONE, mode="async", update_rule="nag"),
     ):

@@ -21,6 +21,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psjob.layout import memory
 from psjob.layout.blocks import Layout, TensorSpec
 from psjob.modes import Async, Backup, Bounded, LocalAsync, Push, Quorum, ServedMode, Softsync, Sync, Threshold
 from psjob.protocol.worker.events import ShardWaits
@@ -258,11 +259,15 @@ def test_a_push_before_the_newest_is_not_compared() -> None:
 
 def test_what_is_not_known_differs_from_nothing() -> None:
     samples = PushSamples(owned=3)
-    assert not samples.knows(5, 2) and not samples.differs(5, 2, torch.ones(4))
-    samples.keep(5, 2, torch.ones(4))
-    assert not samples.knows(5, 1) and samples.differs(5, 2, torch.zeros(4)) and not samples.differs(5, 2, torch.ones(4))
+    assert not samples.knows(5, 2) and not samples.differs(5, 2, memory.view(torch.ones(4)))
+    samples.keep(5, 2, memory.view(torch.ones(4)))
+    assert (
+        not samples.knows(5, 1)
+        and samples.differs(5, 2, memory.view(torch.zeros(4)))
+        and not samples.differs(5, 2, memory.view(torch.ones(4)))
+    )
     samples.forget(5)
-    assert not samples.differs(5, 2, torch.zeros(4))
+    assert not samples.differs(5, 2, memory.view(torch.zeros(4)))
 
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

@@ -236,7 +236,7 @@ OWN: dict[str, Mutant] = {
     "a worker's end is not told again after a break": _wrap(worker_machine.WorkerMachine, "_relinked", _without_leave),
     "training begins when one shard has read": _wrap(recovery, "shard_restored", _first_opens),
     "a later attempt is not given what the one before had answered": _wrap(
-        worker_machine.Requests, "attempt_rose", lambda was: lambda self, clock: None
+        worker_machine.Requests, "attempt_rose", lambda was: lambda self: None
     ),
     "a checkpoint does not wait for records": _wrap(Members, "missing_records", lambda was: lambda self, step, pins: set()),
     "a snapshot outlives the rewind": _several(

@@ -320,6 +320,7 @@ def take_over(job: TrainingJob, pair: Pair) -> None:
                 f"optimizer.state_dict() in process {job.place.local} of worker {job.place.index}: only process 0 asks the shards for it. "
                 "Call it where ps.is_first() is true"
             )
+        job.catch_up()  # weights and state of one step
         raw = job.carry_out(job.session.block_states)
         begun = {**original.state_dict(job.optimizer), "state": _begun(job)}
         whole = optimizers.assemble_state(begun, job.choice.like or job.rule, job.session.layout, raw)

@@ -73,6 +73,8 @@ def refuse_clashes(features: Features, job: Config | None = None) -> None:
             raise Refused(clash.sentence(features, job))
 
 
+MOVING: Final = ("dc-asgd", "dana-dc", "gap-aware", "gap-aware-dana")
+"""Update rules that look at how far weights have moved since a worker was sent them."""
 OVERLAP: Final = "attach(…, overlap=True)"
 HALF_RULE: Final = "training.updateRule {job.update_rule} with its part on the workers"
 ROWS: Final = "a table of rows on the shards (ps.Embedding, ps.Table)"
@@ -181,6 +183,16 @@ _DELAYS: Final = (
         HALF_RULE, _DELAY, "leave delay out, or take another rule",
         "the state of that part is saved at checkpoints, and a worker hears of one a step later",
         lambda features: features.half_rule, lambda job: job.delay > 0,
+    ),
+    Clash(
+        "training.updateRule {job.update_rule}", _DELAY, "leave delay out, or take another rule",
+        "the rule measures from the last weights that a worker was sent, and a delayed gradient is of older ones",
+        job=lambda job: job.delay > 0 and job.update_rule in MOVING,
+    ),
+    Clash(
+        "training.compression.push {job.compression.push}", _DELAY, "take compression none, bf16 or fp16",
+        "what a push leaves out goes into the next one and into the record, which would wait for each push",
+        job=lambda job: job.delay > 0 and job.compression.push not in ("none", "bf16", "fp16"),
     ),
     Clash(
         ROWS, _DELAY, "take delay 1 or 0", "rows of a step are pushed with it",

@@ -139,8 +139,8 @@ def wait() -> None:
     """Wait until the attached model holds the job's weights.
 
     In mode local it ends the open round, and every worker should call it at the same step, such as before an evaluation. In other modes it
-    is needed after `attach(…, overlap=True)` only: before a read of parameters that is neither a forward pass nor `state_dict`. Without
-    `overlap` it costs nothing.
+    is needed with `attach(…, overlap=True)` or `training.delay` only: before a read of parameters that is neither a forward pass nor
+    `state_dict`. Without them it costs nothing.
 
     Example:
         >>> import psjob as ps

@@ -286,6 +286,16 @@ class WeightGuard:
             )
         self._weights.forget()
 
+    def refuse_before_landing(self) -> None:
+        """The answer to a push under way would undo what was changed."""
+        self.refuse_moved()
+        if (found := self._change()) is not None:
+            self._refuse(
+                f"parameter {found[0]} was changed by hand ({found[1].seen}) while a push was under way, whose answer takes its place. "
+                "Call ps.wait() before weights are changed, and put them back before a step"
+            )
+        self._weights.forget()
+
     def refuse_moved(self) -> None:
         """In every mode: the shards, and the copies from and to the model, are made for what was there at attach."""
         if problem := self._placement.moved():

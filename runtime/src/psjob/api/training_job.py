@@ -45,7 +45,7 @@ from psjob.worker.exchange import GradientClip
 from psjob.worker.exits import EXIT_OF, SessionEnd
 from psjob.worker.local_group import session_at
 from psjob.worker.local_updates import LocalRounds, WorkerSideRule
-from psjob.worker.overlap import before_states, install, tree_of
+from psjob.worker.overlap import before_reads, install, tree_of
 from psjob.worker.rows import Carried
 from psjob.worker.step_parts import UPDATE, own_time
 
@@ -200,7 +200,7 @@ class TrainingJob:
         if self.session.overlap is not None:
             install(self.model, self.session.overlap, self.carry_out, lambda: self.replay > 0)
         if self.session.exchange.delay:
-            before_states(self.model, self.catch_up)
+            before_reads(self.model, self.catch_up)
         self.replay = self.session.clock
         if self.session.record is not None:
             restored = record.unpack(self.session.record)
@@ -379,9 +379,9 @@ class TrainingJob:
 
     def catch_up(self) -> None:
         """With a delay: the model holds the weights of the last step when this returns, but where the script runs lines again."""
-        if self.behind or not self.session.exchange.behind:
+        if self.behind or devices.capturing() or not self.session.exchange.behind:
             return
-        self.weight_guard.refuse_before_step()
+        self.weight_guard.refuse_before_landing()
         self.carry_out(self.session.exchange.catch_up)
         self.weight_guard.stepped()
 

@@ -18,7 +18,6 @@ import torch
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.modes import Push, ServedMode
-from psjob.modes.base import MOST_DELAY
 from psjob.protocol.messages import Decision, Key
 from psjob.shard.deduplication import Admission
 from psjob.wire.frame import Header, WireError
@@ -29,8 +28,8 @@ MOST_WAITING = 64
 """Answers of one block that one worker may wait for; it asks for one at a time, and again where a stream broke."""
 MOST_NAMED = 32
 """Of the workers for whom an answer waits, so many are named by rank, of the others their number."""
-KEPT = 4 + MOST_DELAY
-"""Of each worker: its open clocks name two at most, and with a delay it tells more before they are pushed."""
+KEPT = 4
+"""Of each worker: its open clocks name two at most."""
 
 
 class ServedState(ABC):
@@ -371,13 +370,13 @@ class MetadataCache:
         """By rank, then by number; the oldest first."""
         self._lock = threading.Lock()
 
-    def learn(self, rank: int, number: int, info: PushMetadata) -> None:
-        """Later pushes of `rank` name this by `number`; the last four are kept, whatever they are called."""
+    def learn(self, rank: int, number: int, info: PushMetadata, under_way: int = 0) -> None:
+        """Later pushes of `rank` name this by `number`; the last four are kept, whatever they are called, and those `under_way`."""
         with self._lock:
             told = self._told.setdefault(rank, {})
             told.pop(number, None)  # told again, it is the newest
             told[number] = info
-            if len(told) > KEPT:
+            if len(told) > KEPT + under_way:
                 del told[next(iter(told))]
 
     def of(self, header: Header) -> PushMetadata | None:

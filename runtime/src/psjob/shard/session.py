@@ -457,7 +457,7 @@ class Session(WorkerState):
 
     def _info(self, lane: ShardLane, header: Header) -> Wants[None]:
         body = known(Kind.INFO, (yield from lane.stream.json(header, most_info(self.store), most_info_values(self.store))))
-        self.store.infos.learn(self.rank, header.info, info_of(self.store, self.rank, body))
+        self.store.infos.learn(self.rank, header.info, info_of(self.store, self.rank, body), self.store.mode.delay)
 
     def _init(self, header: Header) -> Wants[None]:
         cell = self.store.cell(header.block)

@@ -10,6 +10,7 @@ again from a record that was taken with a push under way takes those weights fir
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ class Turn:
     """Called when the answers to the turn before have come."""
     held: bool = False
     """The gradients are not yet where they leave."""
+    clips: bool = False
+    """No block is answered before the norm of all is known."""
 
 
 class Delayed(Exchange):
@@ -59,6 +62,7 @@ class Delayed(Exchange):
         self._done = self._taken = 0
         """Clocks whose answers have come, and whose answers the model's weights are."""
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -87,9 +91,9 @@ class Delayed(Exchange):
 
         if self.delay == 1:  # no push is under way, and what tables are given goes with this one
             made = begin()
-            self._hand(Turn(clock, staged, lambda: made))
+            self._hand(Turn(clock, staged, lambda: made, clips=self.clip.norm is not None))
         else:
-            self._hand(Turn(clock, staged, begin, held))
+            self._hand(Turn(clock, staged, begin, held, clips=self.clip.norm is not None))
         state.stepped()
 
     def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: Groups) -> None:
@@ -126,6 +130,8 @@ class Delayed(Exchange):
 
     @property
     def behind(self) -> int:
+        if os.getpid() != self._pid:
+            return 0  # a fork has no push under way
         with self.state.cond:
             return self._done + len(self._turns) - self._taken
 
@@ -204,6 +210,12 @@ class Delayed(Exchange):
                 if state.over:
                     raise SessionEnd("stopped")
                 state.cond.wait(TICK_SECONDS)
+
+    @property
+    def answers_wait(self) -> bool:
+        if threading.current_thread() is not self._thread:
+            return super().answers_wait
+        return self.state.mode.decided or self._turns[0].clips
 
     def note(self, header: Header) -> None:
         self.staging.note(header.block, header.version)

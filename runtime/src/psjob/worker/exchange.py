@@ -82,7 +82,10 @@ class Exchange:
         self.present = 1
         """Processes of this worker whose gradients are in a push."""
         self._scale = 1.0
-        self._info: tuple[int, dict[str, Any]] = (0, {})
+        self._info = 0
+        """The number of the newest hyperparameters that the shards were told."""
+        self._infos: dict[int, dict[str, Any]] = {}
+        """By number, those that pushes under way may name, the oldest first."""
 
     # -- the script's thread -------------------------------------------------------------------
 
@@ -161,8 +164,7 @@ class Exchange:
 
     def send_info(self, link: ShardConnection) -> None:
         """Tell a shard the hyperparameters that pushes name."""
-        number, body = self._info
-        if number:
+        for number, body in list(self._infos.items()):
             link.send_json(self.state.header(Kind.INFO, info=number), body, everywhere=True)
 
     @property
@@ -312,7 +314,7 @@ class Exchange:
         In a decided mode, and where a norm is waited for, nothing is answered before all of a push is there, so nothing is waited for here.
         The shards have refused what they have no room for.
         """
-        if self.state.mode.decided or self.clip.norm is not None:
+        if self.answers_wait:
             return
         blocks = self.state.layout.blocks
 
@@ -329,6 +331,11 @@ class Exchange:
         """Wait for what shards answer. Raises SessionEnd."""
         self.state.wait(done, WAITS_FOR)
 
+    @property
+    def answers_wait(self) -> bool:
+        """Is no block of the push that is sent answered before all of it is there?"""
+        return self.state.mode.decided or self.clip.norm is not None
+
     def tell_hyperparameters(self, hyperparameters: Groups, none: list[int]) -> int:
         """Let every shard know what the pushes that follow are made with; the version by which they name it."""
         body: dict[str, Any] = {"hyperparameters": hyperparameters, "none": none, "rows": list(self.rows.hyperparameters)}
@@ -340,11 +347,14 @@ class Exchange:
             body["nonFinite"] = self.finite.found
         if self.present > 1:
             body["processes"] = self.present
-        if body != self._info[1]:
-            self._info = (self._info[0] + 1, body)
+        if body != self._infos.get(self._info):
+            self._info += 1
+            self._infos[self._info] = body
+            for old in [number for number in self._infos if number < self._info - self.delay]:
+                del self._infos[old]
             for link in self.links:
-                self.send_info(link)
-        return self._info[0]
+                link.send_json(self.state.header(Kind.INFO, info=self._info), body, everywhere=True)
+        return self._info
 
 
 def without_gradient(grads: Gradients) -> list[int]:

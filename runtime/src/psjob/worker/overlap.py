@@ -161,10 +161,16 @@ def before_state(module: torch.nn.Module, hook: Hook) -> RemovableHandle:
     return handle
 
 
-def before_states(model: torch.nn.Module, act: Callable[[], None]) -> None:
-    """Call `act` before each `state_dict` of the model or of a module in it."""
+def before_reads(model: torch.nn.Module, act: Callable[[], None]) -> None:
+    """Call `act` before each `state_dict` and each forward without gradients, of the model or of a module in it."""
+
+    def evaluates(*_given: object) -> None:
+        if not torch.is_grad_enabled():
+            act()
+
     for module in model.modules():
         before_state(module, Hook(lambda *_given: act()))
+        before_forward(module, Hook(evaluates), prepend=True)
 
 
 class Hook:

@@ -456,7 +456,7 @@ class WorkerSession:
 
         Raises SessionEnd, also if they do not come in STATE_SECONDS.
         """
-        self.exchange.catch_up()
+        self.exchange.finish()
         with self.cond:
             self.states.clear()
         for block in self.blocks:

@@ -174,7 +174,8 @@ def take_mode_of(state: CoordinatorState, made: CheckpointFacts) -> None:
     """
     state.change.request = made.request if made.folder == state.job.folder else None
     allowed = contract.GOES_ON.get(made.mode)
-    if allowed is not None and (state.change.wish.name not in allowed or _fixed(state, made.rule)):
+    wished = state.change.wish.name
+    if allowed is not None and wished != made.mode and (wished not in allowed or _fixed(state, made.rule)):
         _take(state, modes.parse_mode(made.mode))
 
 

@@ -209,7 +209,7 @@ class WorkerMachine:
         link = self.links[event.link]
         requests = link.requests
         if link.attempt and event.attempt > link.attempt:
-            requests.attempt_rose(self.clock)
+            requests.attempt_rose()
         link.attempt, link.welcomed, link.waiting = event.attempt, True, ""
         link.released = max(link.released, self.holding)  # a shard that comes anew knows nothing of that snapshot
         self.term = max(self.term, event.term)
@@ -221,7 +221,8 @@ class WorkerMachine:
             if not event.init and not self.joined:
                 self.clock, self.residual = event.clock, event.residual
                 self.joined = not event.record
-        if not requests.acked:
+        if not requests.begun:
+            requests.begun = not event.init
             requests.acked = min((asked.clock for asked in requests.outstanding.values()), default=self.clock)
         again = [] if event.init else requests.again(event.complete, event.opened, self.mode, self.reduces)
         dial = self._dial(self.links, now) if self.joined or event.init else []
@@ -399,6 +400,8 @@ class Requests:
         """Requests of the clock in hand that are still to be made."""
         self.acked = 0
         """Clocks whose pushes have all been answered."""
+        self.begun = False
+        """Is that counted from where this worker began?"""
         self._number = 0
         self._clock = -1
         self._pushed: dict[int, Header] = {}
@@ -427,12 +430,12 @@ class Requests:
             self.acked = request.clock + 1
         return not self.outstanding
 
-    def attempt_rose(self, clock: int) -> None:
-        """Another attempt of the shard has come, and the worker stands at `clock`.
+    def attempt_rose(self) -> None:
+        """Another attempt of the shard has come.
 
         What the attempt before answered of the open clock is lost with it; without it this clock would never be whole.
         """
-        if (self._clock == clock and self.unsent) or self._pushed.keys() & self.outstanding.keys():
+        if (self._clock == self.acked and self.unsent) or self._pushed.keys() & self.outstanding.keys():
             self.outstanding |= self._pushed
 
     def again(self, complete: int, opened: Set[int], mode: ServedMode, reduces: bool) -> list[Header]:
