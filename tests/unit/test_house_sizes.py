@@ -19,7 +19,7 @@ FILES = 339
 """Source files of runtime, operator and client together, at most."""
 LINES = 88_770
 """Lines of Python in them, at most."""
-TEST_LINES = 100_880
+TEST_LINES = 100_890
 """Lines of Python in tests/, at most."""
 LONGEST = 700
 """Lines of the longest source file, at most."""

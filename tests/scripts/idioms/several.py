@@ -222,7 +222,7 @@ train(second, ps.epochs(2))
 # %% two_phases_at_once: The head is trained, then the whole model with another optimizer; both are given to attach before.
 model[0].requires_grad_(False)
 loader = ps.shard(DataLoader(data, batch_size=4, shuffle=True))
-first = torch.optim.SGD(model[1].parameters(), lr=0.05, momentum=0.9)
+first = torch.optim.SGD(model[2].parameters(), lr=0.05, momentum=0.9)
 second = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ps.attach(model, (first, second))
 
