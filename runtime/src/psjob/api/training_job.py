@@ -379,7 +379,8 @@ class TrainingJob:
 
     def catch_up(self) -> None:
         """With a delay: the model holds the weights of the last step when this returns, but where the script runs lines again."""
-        if self.behind or devices.capturing() or not self.session.exchange.behind:
+        other = threading.get_ident() != self.steps.thread  # it reads what there is while this one trains
+        if other or self.behind or devices.capturing() or not self.session.exchange.behind:
             return
         self.weight_guard.refuse_before_landing()
         self.carry_out(self.session.exchange.catch_up)
