@@ -92,7 +92,7 @@ WAITS: Final = {
     "copyBack": "copy weights back",
     "psjob": "are busy with records and checks of psjob",
 }
-LARGER: Final = "a larger batch, or several summed before a step: fewer steps for the same data"
+LARGER: Final = "a larger batch, or several summed before a step: fewer steps a pass"
 OVERLAP: Final = "attach(overlap=True), gradients leave while the rest is computed"
 DELAY: Final = "training.delay: 1, the next step is computed meanwhile"
 LOCAL: Final = "training.mode: local, one exchange in many steps"
