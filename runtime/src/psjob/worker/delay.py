@@ -37,10 +37,9 @@ _STAGED: Final = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 @dataclass(frozen=True)
 class Turn:
-    """One clock's requests. `grads` holds None for a parameter without a gradient; `make` makes a request of a block."""
+    """One clock's requests. What `begin` gives makes that of a block."""
 
     clock: int
-    grads: Gradients
     begin: Callable[[], Callable[[Block], Header]]
     """Called when the answers to the turn before have come."""
     held: bool = False
@@ -89,11 +88,9 @@ class Delayed(Exchange):
         def begin() -> Callable[[Block], Header]:
             return self.open(clock, staged, skip, scale, info, bases)
 
-        if self.delay == 1:  # no push is under way, and what tables are given goes with this one
-            made = begin()
-            self._hand(Turn(clock, staged, lambda: made, clips=self.clip.norm is not None))
-        else:
-            self._hand(Turn(clock, staged, begin, held, clips=self.clip.norm is not None))
+        # With a delay of 1 no push is under way: what tables are given goes with this one, in this thread.
+        made = begin() if self.delay == 1 else None
+        self._hand(Turn(clock, begin if made is None else lambda: made, held, self.clip.norm is not None))
         state.stepped()
 
     def pull(self, parameters: Sequence[torch.Tensor], hyperparameters: Groups) -> None:
@@ -107,12 +104,12 @@ class Delayed(Exchange):
 
         behind = clock > 0 and state.mode.steady and self._began_behind()
         self._done = self._taken = clock - 1
-        self._hand(Turn(clock - 1, None, lambda: asked(Flag.BEFORE if behind else Flag.NONE)))
+        self._hand(Turn(clock - 1, lambda: asked(Flag.BEFORE if behind else Flag.NONE)))
         self.finish()
         self._take(parameters)
         if behind:
             self._done = self._taken = clock - 1
-            self._hand(Turn(clock - 1, None, lambda: asked(Flag.NONE)))
+            self._hand(Turn(clock - 1, lambda: asked(Flag.NONE)))
         self._targets = parameters
 
     def finish(self) -> None:
