@@ -1,8 +1,8 @@
 """A pytest plugin: what tests may cost, so that a tier does not grow unseen (`tests/budget.toml`).
 
 Cost is processor time, of a test and of what it starts, on the machine of the budgets. On another machine, and where two threads share a
-core, a processor is slower: runners measure by how much, and costs are divided by that. With `--budget`, a run fails when a folder has more
-tests or costs more than its row allows, or when one test costs more than the cap of its folder.
+core, a processor is slower: runners measure by how much, and costs are divided by that. With `--budget`, a run fails when a folder has 10 %
+more tests or costs 50 % more than its row says, or when one test costs 50 % more than the cap of its folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from hack.testing.runners import CPU, SLOWNESS
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "budget.toml"
 TOLERANCE = 1.1
+"""Of the number of tests, which is the same in each run."""
+COST_TOLERANCE = 1.5
+"""Of processor time. What memory costs is not in `cost.slowness`: the same tests took from 160 to 320 s on machines of one kind."""
 FEWEST = 0.5
 """Of the tests that its row allows, so many at least are in a folder: fewer, and a mark or a glob has lost some."""
 
@@ -33,7 +36,7 @@ class Row:
     cap: float
 
 
-def judged(costs: Mapping[str, float], rows: Mapping[str, Row], tolerance: float = TOLERANCE) -> tuple[list[str], list[str]]:
+def judged(costs: Mapping[str, float], rows: Mapping[str, Row]) -> tuple[list[str], list[str]]:
     """A line for each folder with its figures, and a sentence for each breach. `costs` are processor seconds by node id."""
     folders: dict[str, dict[str, float]] = defaultdict(dict)
     for nodeid, seconds in costs.items():
@@ -47,16 +50,16 @@ def judged(costs: Mapping[str, float], rows: Mapping[str, Row], tolerance: float
         if row is None:
             breaches.append(f"{folder} has no row in tests/budget.toml; add one with what its tests cost")
             continue
-        if len(found) > row.tests * tolerance:
+        if len(found) > row.tests * TOLERANCE:
             breaches.append(
                 f"{folder} has {len(found)} tests, {row.tests} are allowed; leave rows to `rotating`, or raise the budget and say why"
             )
-        if total > row.seconds * tolerance:
+        if total > row.seconds * COST_TOLERANCE:
             breaches.append(
                 f"the tests of {folder} cost {total:.1f} s of processor time, {row.seconds:.1f} are allowed; make them cheaper, "
                 "move some to `rotating`, or raise the budget and say why"
             )
-        above = {nodeid: seconds for nodeid, seconds in found.items() if seconds > row.cap * tolerance}
+        above = {nodeid: seconds for nodeid, seconds in found.items() if seconds > row.cap * COST_TOLERANCE}
         breaches += [
             f"{nodeid} costs {seconds:.1f} s of processor time, the cap of {folder} is {row.cap:g} s a test"
             for nodeid, seconds in sorted(above.items(), key=lambda item: -item[1])
