@@ -115,6 +115,72 @@ def test_a_pair_in_the_network_of_its_node_shares_memory(home: Kube, node_cluste
         wait_for("the namespace's pods to be gone", lambda: not kube.list("pods"), 60)
 
 
+@pytest.mark.timeout(600)
+def test_a_pair_of_a_restricted_namespace_shares_memory_by_a_volume(kube: Kube) -> None:
+    """Neither pod is in the network of its node. Who is killed comes back to the volume of the other."""
+    kept = {"periodSeconds": 2, "everySteps": 25}
+    shards = {"replicas": 1, "placement": "Colocated", "pairStorageClassName": "standard"}
+    epochs = [f"--epochs={digits.LONG_EPOCHS}"]
+    kube.apply(digits.job(NAME, workers=2, args=epochs, shards=shards, checkpoint=kept))
+    said = wait_for("the job to train", partial(_trains, kube, NAME), 120, story=partial(kube.story, NAME))
+    assert said["transport"] == "mixed", "worker 1 has no shard of its own"
+    (volume,) = _pair_volumes(kube)
+    for role in ("worker", "shard"):
+        ready_to_kill(kube, NAME)
+        pod = pod_of(kube, NAME, role, 0)["metadata"]["name"]
+        kube.kubectl("delete", "pod", pod, "--wait=false", "--grace-period=0", "--force")
+        wait_for(f"the {role}'s next start", partial(node_of, kube, role, 0, 2), 120, story=partial(kube.story, NAME))
+        step = ready_to_kill(kube, NAME)
+        told = wait_for("steps after it", partial(_beyond, kube, step), 120, story=partial(kube.story, NAME))
+        assert _pair_volumes(kube) == [volume], "it mounts what the other has"
+        said = coordinator(kube, NAME)
+        assert said is not None and said["transport"] == "mixed", f"step {told}: {said}"
+    status = complete(kube, NAME)
+    assert status["restarts"]["counted"] == 0 and status["restarts"]["causes"]["Deleted"] == 2
+    assert accuracy(final_weights(kube, NAME)) >= 0.95
+
+
+RATES = """
+import statistics, time, torch, psjob as ps
+model = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(1024, 1024)) for _ in range(25))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+model, optimizer = ps.attach(model, optimizer)
+for p in model.parameters():
+    p.grad = torch.ones_like(p)
+times = []
+while ps.step() < 60:
+    began = time.monotonic()
+    optimizer.step()
+    times.append(time.monotonic() - began)
+print(f"median {statistics.median(times[20:]):.4f} best {min(times[20:]):.4f}", flush=True)
+"""
+"""100 MiB each way in a step that computes nothing."""
+
+
+@pytest.mark.timeout(600)
+def test_the_own_part_goes_at_the_speed_of_memory(kube: Kube) -> None:
+    """Shows the figure of docs/performance/placement.md; what it must be is for the docs to say, not for a test."""
+    rates = {}
+    for name, given in (("meets", {"pairStorageClassName": "standard"}), ("apart", {})):
+        made = digits.job(name, workers=1, shards={"replicas": 1, "placement": "Colocated", **given})
+        (container,) = made["spec"]["workers"]["template"]["spec"]["containers"]
+        container["command"], container["args"] = ["python", "-c", RATES], []
+        kube.apply(made)
+        complete(kube, name)
+        words = kube.kubectl("logs", pod_of(kube, name, "worker", 0)["metadata"]["name"], "-c", "worker").split()
+        rates[name] = float(words[words.index("median") + 1])
+        print(f"\n{name}: {1e3 * rates[name]:.1f} ms a step, {2 * 25 * 4 * 2**20 / rates[name] / 1e9:.1f} GB/s both ways")
+        kube.kubectl("delete", "pstrainingjob", name, "--wait=true")
+    assert rates["meets"] < rates["apart"]
+
+
+def _pair_volumes(kube: Kube) -> list[str]:
+    """The claims that pods of pair 0 which run mount in common."""
+    pods = [pod_of(kube, NAME, role, 0) for role in ("shard", "worker")]
+    mounted = [{it.get("persistentVolumeClaim", {}).get("claimName") for it in pod["spec"]["volumes"]} - {None} for pod in pods]
+    return sorted(mounted[0] & mounted[1])
+
+
 def _trains(kube: Kube, name: str) -> dict[str, Any] | None:
     said = coordinator(kube, name)
     return said if said and said["step"] > 0 else None

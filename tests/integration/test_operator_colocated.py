@@ -64,6 +64,30 @@ def test_a_lost_machine_is_answered_by_one_start_each_and_the_shard_follows(plac
     assert [shard["attempt"] for shard in status["shards"]] == [1, 2] and status["restarts"]["total"] == 2
 
 
+@together
+def test_the_claim_of_a_pair_is_made_before_its_pods_and_goes_with_the_job(place: World, node: str, name: str) -> None:
+    shards = {"placement": "Colocated", "pairStorageClassName": "local"}
+    place.create(manifest(name, workers=2, shards=1, of_shards=shards, checkpoint=MANY))
+    pods = (f"{name}-shard-0-a1", f"{name}-worker-0-r1", f"{name}-worker-1-r1")
+    place.until("its pods", lambda: set(pods) <= set(place.pods()))
+    mounted = [claims_of(place.pods()[pod]) for pod in pods]
+    (claim,) = mounted[0] & mounted[1]
+    assert claim.startswith(f"{name}-pair-") and claim.endswith("-0-1") and claim not in mounted[2]
+    made = place.cluster.api.get(place.path("persistentvolumeclaims", claim))
+    assert made["spec"]["storageClassName"] == "local" and made["spec"]["resources"]["requests"] == {"storage": "1Mi"}
+    assert made["metadata"]["ownerReferences"][0]["name"] == name
+    place.run(*pods, node=node)
+    place.until_phase("Running", name)
+    place.end(f"{name}-worker-0-r1", 1)
+    again = f"{name}-worker-0-r2"
+    place.until("the worker's next start", lambda: again in place.pods())
+    assert claim in claims_of(place.pods()[again]), "its shard has that volume"
+
+
+def claims_of(pod: dict[str, Any]) -> set[str]:
+    return {volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume}
+
+
 @pytest.mark.parametrize(("placement", "field"), [("Spread", "topologySpreadConstraints"), ("Packed", "affinity")])
 @together
 def test_what_spread_and_packed_ask_of_the_scheduler_is_taken(place: World, name: str, placement: str, field: str) -> None:

@@ -52,21 +52,23 @@ class Shards:
         checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int = 1,
         gradients: int = 1 << 32, transport: str = "auto",
         compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None,
-        line: Callable[[int], int] = lambda port: port, attempt: int = 1, ports: Sequence[int] = (), **more: Any,
+        line: Callable[[int], int] = lambda port: port, attempt: int = 1, ports: Sequence[int] = (), host: str = "127.0.0.1",
+        volumes: Sequence[str] = (), **more: Any,
     ) -> None:  # fmt: skip
         """`more` are further fields of `Config`. The other shards find the coordinator, which listens at a port, at `line` of that.
 
         `attempt`: above 1 they continue from the newest checkpoint of `folder`. `ports`: those of shards that are gone, which these follow.
+        `host`: where they listen; at 127.0.0.2 workers are on another host. `volumes`: by index, the folder that the two of a pair mount.
         """
         self._others = set(threading.enumerate())
         held = [] if ports else [free() for _ in range(2 * shards)]
         self.ports = ports = [*ports] or [int(sock.getsockname()[1]) for sock in held]
-        peers = tuple(ShardAddress("127.0.0.1", ports[2 * i], ports[2 * i + 1]) for i in range(shards))
+        peers = tuple(ShardAddress(host, ports[2 * i], ports[2 * i + 1]) for i in range(shards))
         self.config = Config(
             "job", run, "0" * 64, mode, 5, update_at, workers, peers, checkpoint, "AllWorkers", 10.0, 60.0, streams, gradients,
             compression, transport, update_rule, **more,
         )  # fmt: skip
-        self.folder = folder / run
+        self.folder, self.volumes = folder / run, volumes
         self.folder.mkdir(parents=True, exist_ok=True)
         self.certificates = folder
         if self.config.encryption != "none":
@@ -83,10 +85,10 @@ class Shards:
             if index:
                 config = replace(config, shards=(replace(peers[0], port=line(peers[0].port)), *peers[1:]))
             place = ProcessContext(
-                "shard", index, run, attempt, attempt, 0, f"shard-{index}", config, "127.0.0.1", folder, 0, "",
-                handed("shard", index, attempt), self._encryption(index),
+                "shard", index, run, attempt, attempt, 0, f"shard-{index}", config, host, folder, 0, "",
+                handed("shard", index, attempt), self._encryption(index), pair=_at(volumes, index),
             )  # fmt: skip
-            listener = tcp.listening_socket("127.0.0.1", peers[index].port)
+            listener = tcp.listening_socket(host, peers[index].port)
             acceptor = Acceptor(place)
             pool = StreamPool(f"shard-{index}")
             pool.accept(listener, acceptor.serve, 256, GREETING_BYTES)
@@ -105,7 +107,7 @@ class Shards:
         """Where a worker of this run stands."""
         return ProcessContext(
             "worker", rank, self.config.run, start, 0, rewinds, f"worker-{rank}-r{start}", self.config, None, None, 0, "",
-            handed("worker", rank, start), self._encryption(),
+            handed("worker", rank, start), self._encryption(), pair=_at(self.volumes, rank),
         )  # fmt: skip
 
     def _encryption(self, shard: int | None = None) -> Encryption:
@@ -115,7 +117,7 @@ class Shards:
 
     def address(self, index: int) -> tuple[str, int]:
         """Where shard `index` listens for data."""
-        return "127.0.0.1", self.config.shards[index].port
+        return self.config.shards[index].host, self.config.shards[index].port
 
     def wait_ended(self) -> list[int]:
         """Exit statuses, once every shard has gone by itself."""
@@ -141,6 +143,10 @@ class Shards:
 
     def _serve(self, index: int, server: Server) -> None:
         self.codes[index] = server.run_until_gone()
+
+
+def _at(volumes: Sequence[str], index: int) -> str:
+    return volumes[index] if index < len(volumes) else ""
 
 
 @contextmanager

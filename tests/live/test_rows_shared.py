@@ -15,7 +15,7 @@ from psjob.layout import memory
 from psjob.shard import row_frames as rowlending
 from psjob.shard.table import RowGradient
 from psjob.wire.frame import LENT_ANSWERS, LENT_PUSHES, Kind, WireError
-from psjob.wire.shared_memory import PAGE, Region, SharedMemoryBroker
+from psjob.wire.shared_memory import PAGE, Offer, Region, SharedMemoryBroker
 from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import LOOKUPS, RowSharing
 from tests.live.embeddings import adagrad, rows_of, steps
@@ -276,7 +276,7 @@ def shared_with() -> tuple[SharedMemoryBroker, RowSharing]:
         return theirs
 
     sharing = RowSharing(1)
-    sharing.take(0, {"name": counter.address, "token": counter.expect(give), "bytes": LENT_ANSWERS})
+    sharing.take(0, Offer(counter.address, counter.expect(give), LENT_ANSWERS))
     return counter, sharing
 
 
@@ -296,7 +296,7 @@ def test_a_handover_that_fails_leaves_none_before_it() -> None:
     counter, sharing = shared_with()
     assert sharing.answers(0) is not None
     with pytest.raises(OSError, match="did not take"):
-        sharing.take(0, {"name": counter.address, "token": "0" * 32, "bytes": LENT_ANSWERS})
+        sharing.take(0, Offer(counter.address, "0" * 32, LENT_ANSWERS))
     assert sharing.answers(0) is None
     counter.close()
 
@@ -304,7 +304,7 @@ def test_a_handover_that_fails_leaves_none_before_it() -> None:
 def test_only_what_was_agreed_is_borrowed() -> None:
     sharing = RowSharing(1)
     with pytest.raises(WireError, match=f"lends {LENT_PUSHES} bytes for rows, expected {LENT_ANSWERS}"):
-        sharing.take(0, {"name": "x", "token": "y", "bytes": LENT_PUSHES})
+        sharing.take(0, Offer("x", "y", LENT_PUSHES))
 
 
 def test_where_each_index_is_a_machine_only_the_same_index_shares_memory(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ import copy
 import fcntl
 import io
 import os
+import socket
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from psjob.layout.blocks import Layout, TensorSpec
 from psjob.layout.memory import LentSpan
 from psjob.wire import shared_memory
 from psjob.wire.frame import Flag, Header, Kind, WireError, dump
-from psjob.wire.shared_memory import PAGE, Region, SharedMemoryBroker
+from psjob.wire.shared_memory import PAGE, Offer, Region, SharedMemoryBroker
 from psjob.worker.exits import SessionEnd
 from psjob.worker.sharing import Arena, Sharing, is_alone
 from tests.live.live_shards import SECONDS, Worker, all_well, aside, at_once, eventually, serving, severed
@@ -198,6 +200,77 @@ def test_out_of_reach_means_tcp(tmp_path: Path, mode: str, caplog: pytest.LogCap
             assert [s.sessions[0].transport for s in shards.servers] == ["shared", "shared" if reach else "tcp"]
             hashes.add(tensors_sha256(model.parameters()))
     assert len(hashes) == 1 and "its memory is out of reach" in caplog.text
+
+
+ELSEWHERE = "127.0.0.2"
+"""For shards whose workers have another address, as pods do."""
+
+
+@pytest.fixture
+def volume_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for the name of a socket: 107 bytes at most together."""
+    with tempfile.TemporaryDirectory(prefix="psjob-") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_two_pods_that_mount_one_volume_share_memory(tmp_path: Path, volume_folder: Path, mode: str) -> None:
+    """Worker and shard of one index do, all others use TCP. The socket's file goes with its shard."""
+    hashes = set()
+    for name in ("", "pair"):
+        folder = tmp_path / f"of{name}"
+        volumes = [volume_folder / name / str(index) for index in range(2)] if name else []
+        for volume in volumes:
+            volume.mkdir(parents=True)
+            _leave_a_socket(volume)
+        with serving(folder, workers=2, shards=2, mode=mode, host=ELSEWHERE, volumes=[*map(str, volumes)]) as shards:
+            models = [build(), build()]
+
+            def act(worker: Worker) -> None:
+                for step in range(4):
+                    push_filled(worker, 0.5 + step)
+
+            all_well([Worker(shards, rank, model, sgd(model)) for rank, model in enumerate(models)], act)
+            near, far = "shared" if name else "tcp", "tcp"
+            assert [[s.sessions[rank].transport for rank in range(2)] for s in shards.servers] == [[near, far], [far, near]]
+            hashes.add(tensors_sha256(models[1].parameters()) if mode == "sync" else "")
+        assert not any(list(volume.iterdir()) for volume in volumes)
+    assert len(hashes) == 1
+
+
+def _leave_a_socket(folder: Path) -> None:
+    """What a shard that was killed leaves."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(str(folder / ("psjob-" + "0" * 32)))
+
+
+def test_a_volume_that_the_other_pod_does_not_see_means_tcp(tmp_path: Path, volume_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of another node, or of an older pod: the worker finds no socket there."""
+    for name in ("one", "other"):
+        (volume_folder / name).mkdir()
+    with serving(tmp_path, workers=1, shards=1, host=ELSEWHERE, volumes=[str(volume_folder / "one")]) as shards:
+        shards.volumes = [str(volume_folder / "other")]
+        model = build()
+        all_well([Worker(shards, 0, model, sgd(model))], push_ones)
+        assert shards.servers[0].sessions[0].transport == "tcp"
+    assert "its memory is out of reach" in caplog.text
+
+
+def test_a_volume_that_takes_no_socket_means_tcp(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    missing = str(tmp_path / "missing")
+    with serving(tmp_path, workers=1, shards=1, host=ELSEWHERE, volumes=[missing]) as shards:
+        model = build()
+        all_well([Worker(shards, 0, model, sgd(model))], push_ones)
+        assert shards.servers[0].sessions[0].transport == "tcp" and shards.servers[0].context.broker is not None
+    assert f"no memory is shared with worker 0: a socket cannot be made in {missing}" in caplog.text
+
+
+def test_an_offer_that_is_out_of_shape_is_refused() -> None:
+    good = {"name": "n", "token": "t", "bytes": 8}
+    assert Offer.of(good, "/pair") == Offer("n", "t", 8, "") and Offer.of({**good, "inFolder": True}, "/pair").folder == "/pair"
+    for bad in ({}, [], {**good, "bytes": "many"}, {"name": "n", "token": "t"}):
+        with pytest.raises(WireError, match="an offer of memory is not in shape"):
+            Offer.of(bad, "/pair")
 
 
 def test_tcp_is_kept_to_where_the_job_says_so(tmp_path: Path) -> None:
@@ -418,7 +491,7 @@ def test_shards_that_offer_at_once_are_lent_one_memory(monkeypatch: pytest.Monke
     sharing = Sharing(span.layout, steady=True)
 
     def take(index: int) -> None:
-        sharing.take(index, [0], {"name": counter.address, "token": counter.expect(give), "bytes": span.size})
+        sharing.take(index, [0], Offer(counter.address, counter.expect(give), span.size))
 
     for taking in [aside(lambda index=index: take(index)) for index in range(4)]:
         taking.join(SECONDS)

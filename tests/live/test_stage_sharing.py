@@ -97,7 +97,7 @@ def test_what_finds_no_room_goes_over_the_stream(tmp_path: Path, monkeypatch: py
 def test_memory_out_of_reach_leaves_all_to_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def fetch(address: str, token: str, fd: int) -> int:
+    def fetch(address: str, token: str, fd: int, folder: str = "") -> int:
         asked.append(address)
         raise OSError("another network namespace")
 

@@ -13,6 +13,7 @@ from psjob_operator.plan.actions import (
     EnsureClaim,
     EnsureConfig,
     EnsureKey,
+    EnsurePairClaim,
     EnsureService,
     Event,
     Plan,
@@ -49,7 +50,8 @@ class Brain:
         return ObservedState(
             name=world.name, namespace=world.namespace, uid=world.uid, generation=world.generation, resource_version=str(world.version),
             created=world.now, spec=world.spec, status=world.status, deleting=world.gone, processes=pods,
-            objects=Objects(world.service, world.config, world.claim), progress=world.progress(), progress_at=world.now,
+            objects=Objects(world.service, world.config, world.claim, tuple(world.pair_claims)),
+            progress=world.progress(), progress_at=world.now,
             granted=frozenset(self.granted), key_made=self.key_made, live=live,
         )  # fmt: skip
 
@@ -91,6 +93,9 @@ class Brain:
                 self._write(lambda: setattr(world, "config", world.digest))
             case EnsureClaim():
                 self._write(lambda: setattr(world, "claim", Claim(objects.claim_name(world.name), ours=True, bound=True)))
+            case EnsurePairClaim(index=index, number=number):
+                name = objects.pair_claim_name(world.name, world.uid, index, number)
+                self._write(lambda: world.pair_claims.append(name))
             case EnsureKey(number=number):
                 self._write(lambda: world.keys.add(number))
                 self.key_made = number

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess
+from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess, EnsurePairClaim
+from psjob_operator.plan.objects import pair_claim_name
 from psjob_operator.plan.observed_state import Exit, ObservedState, Process
 from psjob_operator.plan.plan import plan
 from tests.support.soaking import rotating, soak
@@ -23,6 +24,7 @@ SHARDS, WORKERS = 2, 3
 NODES = ("a", "b", "c", "d")
 ROOM = 2
 """Pods a node."""
+VOLUME = "0/4 nodes are available: 1 Insufficient cpu, 3 node(s) didn't satisfy plugin(s) [VolumeBinding]."
 AFFINITY = "0/4 nodes are available: 4 node(s) didn't match pod affinity rules."
 FULL = "0/4 nodes are available: 4 Insufficient cpu."
 FAULTS, CALM = 12, 3000
@@ -34,12 +36,15 @@ class Cluster:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.now = NOW
+        shards = {"replicas": SHARDS, "placement": "Colocated"} | ({"pairStorageClassName": "local"} if seed % 2 else {})
         self.job = job(
-            shards={"replicas": SHARDS, "placement": "Colocated"}, workers={"replicas": WORKERS}, runPolicy={"backoffLimit": 1000},
+            shards=shards, workers={"replicas": WORKERS}, runPolicy={"backoffLimit": 1000},
             checkpoint=MANY_NODES,
         )  # fmt: skip
         self.pods: dict[str, Process] = {}
         self.beside: dict[str, Beside | None] = {}
+        self.volumes: dict[str, str] = {}
+        """By claim of a pair, the node of its volume, once a pod has brought it there."""
         self.down: set[str] = set()
         self.granted: frozenset[str] = frozenset()
         self.restarts = 0
@@ -64,7 +69,8 @@ class Cluster:
         raise AssertionError("the plan does not come to rest")
 
     def snapshot(self) -> ObservedState:
-        return replace(self.job, processes=tuple(self.pods.values()), granted=self.granted, live=True)
+        objects = replace(self.job.objects, pair_claims=tuple(self.volumes))
+        return replace(self.job, processes=tuple(self.pods.values()), granted=self.granted, live=True, objects=objects)
 
     def hit(self) -> None:
         """One fault: of a process, of a node, or of a place that somebody else takes."""
@@ -106,10 +112,21 @@ class Cluster:
         return newest if newest.started is not None and newest.exit is None and not newest.node_lost else None
 
     def whole(self) -> bool:
-        """Everything runs, and each pair is on one node."""
+        """Everything runs, and each pair is on one node, on one volume if it has any."""
         shards = [self.newest("shard", index) for index in range(SHARDS)]
         workers = [self.newest("worker", index) for index in range(WORKERS)]
-        return all([*shards, *workers]) and all(one and two and one.node == two.node for one, two in zip(shards, workers, strict=False))
+        pairs = list(zip(shards, workers, strict=False))
+        if any(one and two and self.meets and (one.pair is None or one.pair != two.pair) for one, two in pairs):
+            return False
+        return all([*shards, *workers]) and all(one and two and one.node == two.node for one, two in pairs)
+
+    @property
+    def meets(self) -> bool:
+        return self.job.spec.shards.pair_storage_class_name is not None
+
+    def claim(self, pod: Process) -> str:
+        """The claim that this pod mounts; empty for none."""
+        return "" if pod.pair is None else pair_claim_name(self.job.name, self.job.uid, pod.index, pod.pair)
 
     def _schedule(self, pod: Process) -> None:
         other = self.beside[pod.name]
@@ -121,14 +138,23 @@ class Cluster:
                 if (it.role, it.index, it.number) == (other.role, other.index, other.number) and it.node and it.exit is None
             ]
             nodes = [node for node in nodes if node in there]
+        claim = self.claim(pod)
+        assert not claim or claim in self.volumes, f"{pod.name} mounts {claim}, which nobody has made"
+        bound = self.volumes.get(claim, "")
+        nodes = [node for node in nodes if bound in ("", node)]
         free = [node for node in nodes if sum(it.node == node and it.exit is None for it in self.pods.values()) < ROOM]
         if free:
             node = self.chance.choice(free)
+            if claim:
+                self.volumes[claim] = node
             self._see(pod, node=node, phase="Running", ready=True, started=self.now, scheduled=self.now, unschedulable="")
         else:
-            self._see(pod, unschedulable=FULL if other is None else AFFINITY)
+            self._see(pod, unschedulable=FULL if other is None else VOLUME if bound and self.chance.random() < 0.5 else AFFINITY)
 
     def _do(self, action: Any) -> bool:
+        if isinstance(action, EnsurePairClaim):
+            self.volumes[pair_claim_name(self.job.name, self.job.uid, action.index, action.number)] = ""
+            return True
         if isinstance(action, CreateProcess):
             assert action.name not in self.pods
             self.granted -= {action.name}
@@ -136,7 +162,7 @@ class Cluster:
             self.restarts += action.number > 1
             self.pods[action.name] = Process(
                 action.name, f"uid-{action.name}", action.role, action.index, action.number, self.job.uid, "Pending", self.now,
-                waited=action.waited,
+                waited=action.waited, pair=action.pair,
             )  # fmt: skip
             return True
         if isinstance(action, DeleteProcess) and action.name in self.pods:

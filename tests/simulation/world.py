@@ -46,6 +46,7 @@ class World:
     service: bool = False
     config: str = ""
     claim: Claim | None = None
+    pair_claims: list[str] = field(default_factory=list)
     keys: set[int] = field(default_factory=set)
     """Numbers of the run's keys whose Secret was made."""
     steps: int = 40

@@ -90,11 +90,17 @@ PLACEMENTS_REFUSED = [
     Case("more-shards-than-workers-of-stages", {"spec.shards": {"replicas": 4, "placement": "Colocated"}, **_WIDE, "spec.stages": _STAGES,
         "spec.workers.replicas": REMOVED}, "spec.shards.replicas",
         "must be at most spec.workers.replicas with spec.shards.placement: Colocated; "),
+    *(
+        Case(f"volume-without-pairs-{placement}", {"spec.shards": {"replicas": 1, **given, "pairStorageClassName": "local-path"}},
+             "spec.shards.pairStorageClassName", "must not be given without placement: Colocated; leave it out")
+        for placement, given in (("absent", {}), ("packed", {"placement": "Packed"}))
+    ),
 ]  # fmt: skip
 PLACEMENTS_PASSED = [
     *(Case(f"placement-{word}", {"spec.shards.placement": word, **_WIDE}) for word in ("Spread", "Packed", "Colocated")),
     Case("packed-on-one-node", {"spec.shards.placement": "Packed"}),
     Case("spread-of-one", {"spec.shards": {"replicas": 1, "placement": "Spread"}}),
+    Case("pairs-by-a-volume", {"spec.shards": {"replicas": 1, "placement": "Colocated", "pairStorageClassName": "local-path"}}),
     Case("colocated-of-one", {"spec.shards": {"replicas": 1, "placement": "Colocated"}}),
     Case("colocated-without-checkpoints", {"spec.shards.placement": "Colocated", "spec.checkpoint": {"disabled": True}}),
     Case("colocated-claim", {"spec.shards.placement": "Colocated", "spec.checkpoint": MY_CLAIM}),

@@ -146,6 +146,14 @@ def test_cluster(change: dict[str, Any], about: str, level: str, words: str) -> 
     assert level == "ok" or found.remedy
 
 
+def test_claims_that_psjob_makes_for_pairs_are_nobodys_to_make() -> None:
+    shards = {"replicas": 1, "placement": "Colocated", "pairStorageClassName": "standard"}
+    wanted = job(spec__shards=shards)
+    pods = pod_groups(wanted, documents(wanted))
+    assert any("-pair-" in name for one in pods for name in one.claims)
+    assert not [finding for finding in judge_fit(FINE, wanted, pods) if "pair" in finding.about or "standard" in finding.about]
+
+
 def quota(resource: str, hard: str, used: str = "0") -> dict[str, Any]:
     return {"quotas": (Quota("q", resource, hard, used),)}
 
@@ -193,6 +201,11 @@ def test_what_psjob_asks_for_by_itself_gives_way_to_a_limit_range() -> None:
         (
             {"classes": ()}, {"spec__checkpoint": {"volumeClaimTemplate": {"spec": {"storageClassName": ""}}}},
             "job: checkpoints", "ok", "binds there",
+        ),
+        (
+            {"classes": (StorageClass("gp3", "ebs.csi.aws.com", True),)},
+            {"spec__shards": {"replicas": 1, "placement": "Colocated", "pairStorageClassName": "local-path"}},
+            "job: storage class local-path", "problem", "not there storageclass",
         ),
         ({}, {"spec__checkpoint": MY_CLAIM}, "job: checkpoints", "problem", "mine not there"),
         (

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from psjob_operator import render
+from psjob_operator.cluster.pods import parse_pod
 from psjob_operator.contract import EXIT_RETRY
-from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess, Plan
+from psjob_operator.plan.actions import Beside, CreateProcess, DeleteProcess, EnsurePairClaim, Plan
+from psjob_operator.plan.objects import pair_claim_name
 from psjob_operator.plan.observed_state import ObservedState, Process, Refusal
 from psjob_operator.plan.plan import plan
 from tests.unit.api_manifest import MANY_NODES, MY_CLAIM
@@ -120,6 +122,103 @@ def test_a_pod_that_has_no_place_beside_the_other_moves_both_and_waits_longer_ea
         second = replace(stuck, status=moved.status, processes=(*others, *again))
         assert not names(plan(second, NOW + 25)) and plan(second, NOW + 25).wake_at == NOW + 26
         assert {it.waited for it in plan(second, NOW + 26).actions if isinstance(it, CreateProcess)} == {20}
+
+
+@pytest.mark.parametrize("words", [
+    "1 node(s) didn't match PersistentVolume's node affinity", "1 node(s) had volume node affinity conflict",
+    "1 node(s) didn't satisfy plugin(s) [VolumeBinding]",
+])  # fmt: skip
+def test_a_pod_that_its_volume_binds_to_a_full_node_moves_too(words: str) -> None:
+    stuck = running(shard_1=pod("shard", 1, **{**STUCK, "unschedulable": f"0/2 nodes are available: 1 Insufficient cpu, {words}."}))
+    assert beside(plan(stuck, NOW + 100)) == {"job-shard-1-a2": "worker-1-2", "job-worker-1-r2": ""}
+
+
+MEETING = job(shards={"replicas": 2, "placement": "Colocated", "pairStorageClassName": "local"}, **NODES)
+"""As PAIRS, with a volume for each pair."""
+
+
+def volumes(decided: Plan) -> dict[str, int | None]:
+    """By name of each pod that is created, the number of the volume that it mounts with its partner."""
+    return {it.name: it.pair for it in decided.actions if isinstance(it, CreateProcess)}
+
+
+def claims(decided: Plan) -> list[tuple[int, int]]:
+    return [(it.index, it.number) for it in decided.actions if isinstance(it, EnsurePairClaim)]
+
+
+def meeting(there: tuple[int, ...] = (1, 1), **changes: Process | None) -> ObservedState:
+    """The two pairs run, each on its first volume, whose claims are there; `there`: the numbers of these."""
+    pods = {f"{role}_{index}": on(role, index, pair=1) for role in ("shard", "worker") for index in range(2)}
+    made = up(MEETING, **{**pods, "worker_2": on("worker", 2), **changes})
+    names = tuple(pair_claim_name(made.name, made.uid, index, number) for index, number in enumerate(there))
+    return replace(made, objects=replace(made.objects, pair_claims=names))
+
+
+def test_pairs_that_begin_together_mount_a_volume_of_their_own_and_its_claim_comes_first() -> None:
+    decided = plan(MEETING, NOW)
+    assert volumes(decided) == {
+        "job-shard-0-a1": 1, "job-shard-1-a1": 1, "job-worker-0-r1": 1, "job-worker-1-r1": 1, "job-worker-2-r1": None,
+    }  # fmt: skip
+    assert claims(decided) == [(0, 1), (1, 1)]
+    kinds = [type(action) for action in decided.actions]
+    assert kinds.index(EnsurePairClaim) < kinds.index(CreateProcess)
+    assert not any(volumes(plan(PAIRS, NOW)).values()) and not claims(plan(PAIRS, NOW)), "only where the job asks for it"
+
+
+def test_who_comes_back_alone_mounts_what_the_other_has_and_no_claim_is_made() -> None:
+    shard = plan(meeting(shard_1=on("shard", 1, pair=1, **ended(1))), NOW)
+    assert volumes(shard) == {"job-shard-1-a2": 1} and claims(shard) == []
+    worker = plan(meeting(worker_1=on("worker", 1, pair=1, **ended(1))), NOW)
+    assert volumes(worker) == {"job-worker-1-r2": 1} and claims(worker) == []
+    assert beside(worker) == {"job-worker-1-r2": "shard-1-1"}
+
+
+def test_a_pair_that_moves_has_another_volume() -> None:
+    """The first one may be of a node that is gone."""
+    lost = plan(meeting(shard_1=on("shard", 1, pair=1, node_lost=True), worker_1=on("worker", 1, pair=1, node_lost=True)), NOW)
+    assert volumes(lost) == {"job-shard-1-a2": 2, "job-worker-1-r2": 2} and claims(lost) == [(1, 2)]
+
+
+def test_a_claim_that_goes_is_mounted_by_nobody_new() -> None:
+    """A pod that names it would never start; over TCP the pair trains on."""
+    decided = plan(meeting((1,), shard_1=on("shard", 1, pair=1, **ended(1))), NOW)
+    assert volumes(decided) == {"job-shard-1-a2": None} and claims(decided) == []
+    older = plan(meeting(worker_1=on("worker", 1), shard_1=on("shard", 1, pair=1, **ended(1))), NOW)
+    assert volumes(older) == {"job-shard-1-a2": None}, "nor one that its worker was started without"
+
+
+def test_a_shard_whose_worker_is_through_meets_nobody() -> None:
+    through = meeting(worker_1=on("worker", 1, pair=1, **ended(0)), shard_1=on("shard", 1, pair=1, **ended(1)))
+    assert volumes(plan(through, NOW)) == {"job-shard-1-a2": None}
+
+
+def test_a_refused_claim_is_told() -> None:
+    name = pair_claim_name(MEETING.name, MEETING.uid, 0, 1)
+    refused = Refusal(name, 403, "exceeded quota: claims", NOW, 1)
+    begun = plan(MEETING, NOW)
+    decided = plan(replace(MEETING, status=begun.status, granted=begun.grants, refusals=(refused,)), NOW + 1)
+    assert claims(decided) == [(0, 1), (1, 1)], "it is tried again"
+    assert "exceeded quota: claims" in said(decided.status)["Ready"].message
+
+
+def test_both_pods_of_a_pair_mount_its_claim() -> None:
+    name = pair_claim_name("job", MEETING.uid, 1, 3)
+    claim = render.pair_claim(MEETING, 1, 3)
+    assert claim["metadata"]["name"] == name and claim["metadata"]["ownerReferences"][0]["uid"] == MEETING.uid
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}, "storageClassName": "local",
+    }  # fmt: skip
+    made = render.Pods(MEETING)
+    for role in ("shard", "worker"):
+        one = made.pod(CreateProcess(role, 1, 4, 5, f"job-{role}-1-4", pair=3))  # type: ignore[arg-type]
+        assert {"name": "psjob-pair", "persistentVolumeClaim": {"claimName": name}} in one["spec"]["volumes"]
+        (container,) = one["spec"]["containers"]
+        assert {"name": "psjob-pair", "mountPath": "/psjob-pair"} in container["volumeMounts"]
+        assert {"name": "PSJOB_PAIR", "value": "/psjob-pair"} in container["env"]
+        assert not any(mount["name"] == "psjob-pair" for it in one["spec"]["initContainers"] for mount in it["volumeMounts"])
+        seen = parse_pod({**one, "metadata": {**one["metadata"], "uid": "u"}})
+        assert seen is not None and seen.process.pair == 3
+        assert "psjob-pair" not in str(made.pod(CreateProcess(role, 1, 4, 5, f"job-{role}-1-4")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("words", ["0/2 nodes are available: 2 Insufficient cpu.", ""])

@@ -37,7 +37,7 @@ from psjob_operator.api.field_rule import Problem, shown
 from psjob_operator.api.load import LARGEST_TEXT, load_job
 from psjob_operator.api.spec import PSTrainingJob
 from psjob_operator.contract import AUTHORITY, CERTIFICATE, WORKER_CERTIFICATE
-from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsureService
+from psjob_operator.plan.actions import Action, CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsurePairClaim, EnsureService
 from psjob_operator.plan.objects import listening_workers, volume
 from psjob_operator.plan.observed_state import ObservedState, ResumeSource
 from psjob_operator.plan.plan import plan
@@ -362,6 +362,8 @@ def _document(snapshot: ObservedState, action: Action, pods: objects.Pods) -> di
             return objects.config(snapshot, action.format, action.encryption, action.resumed_from)
         case EnsureClaim():
             return objects.claim(snapshot)
+        case EnsurePairClaim():
+            return objects.pair_claim(snapshot, action.index, action.number)
         case EnsureKey():
             return objects.key_secret(snapshot, action.number, dict.fromkeys(keys.NAMES, NO_KEY), _no_certificates(snapshot, action))
         case CreateProcess():

@@ -239,13 +239,15 @@ def _breach(limit: Limit, role: str, given: Decimal) -> Finding:
 def _volumes(facts: ClusterFacts, job: PSTrainingJob, pods: list[PodGroup]) -> Iterator[Finding]:
     """Claims of the pods that are not there, or go; those of checkpoints have a line of their own unless they go."""
     own = {objects.claim_name(job.metadata.name), named_claim(job.spec)}
-    for name in dict.fromkeys(name for one in pods for name in one.claims):
+    pairs = f"{job.metadata.name}-pair-"  # made for the job, as its own for checkpoints
+    for name in dict.fromkeys(name for one in pods for name in one.claims if not name.startswith(pairs)):
         there = (facts.claims or {}).get(name)
         if there is not None and there.going:
             yield problem(f"job: claim {name}", "is being deleted", "", "wait until it is gone and make it anew, or name another one")
         elif facts.claims is not None and there is None and name not in own:
             yield problem(f"job: claim {name}", "is not there", "", f"make it in {facts.namespace}, or take the volume out of the template")
-    for name in dict.fromkeys(name for one in pods for name in one.classes):
+    meeting = job.spec.shards.pair_storage_class_name
+    for name in dict.fromkeys([*(name for one in pods for name in one.classes), *([meeting] if meeting else [])]):
         if facts.classes is not None and name not in {one.name for one in facts.classes}:
             yield problem(f"job: storage class {name}", "is not there", "", "name one of kubectl get storageclass")
 

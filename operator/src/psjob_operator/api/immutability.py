@@ -17,6 +17,7 @@ from psjob_operator.api.status import TERMINAL
 Schema = dict[str, Any]
 MUTABLE = (
     "spec.suspend",
+    "spec.shards.pairStorageClassName",
     "spec.checkpoint.request",
     "spec.runPolicy.backoffLimit",
     "spec.runPolicy.backoffLimitPerRole",

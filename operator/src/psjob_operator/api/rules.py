@@ -28,8 +28,6 @@ LABEL = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 SUM = "self.stages.map(s, s.replicas).sum()"
 COUNTED = f"has(self.stages) ? {SUM} : has(self.workers.replicas) ? self.workers.replicas : 0"
 """CEL, below spec: the number of workers."""
-
-
 _NAMES = (
     FieldRule(
         "",
@@ -40,8 +38,6 @@ _NAMES = (
         about="metadata.name",
     ),
 )
-APART = ("Spread", "Colocated")
-"""Placements that put the shards on several nodes."""
 _PLACEMENT = (
     FieldRule(
         "spec",
@@ -53,12 +49,20 @@ _PLACEMENT = (
     ),
     FieldRule(
         "spec",
-        lambda spec: spec["shards"].get("placement") not in APART or spec["shards"]["replicas"] < 2 or not one_mount(spec),
+        lambda spec: spec["shards"].get("placement") in (None, "Packed") or spec["shards"]["replicas"] < 2 or not one_mount(spec),
         f"must not be Spread or Colocated with two or more spec.shards.replicas and a claim for checkpoints without {MANY}",
         f"one node at a time can mount it; write accessModes: [{MANY}] in spec.checkpoint.volumeClaimTemplate.spec,"
         " take a volume that all nodes mount, or leave placement out",
         cel=f"!has(self.shards.placement) || self.shards.placement == 'Packed' || self.shards.replicas < 2 || !({ONE_MOUNT})",
         about="shards.placement",
+    ),
+    FieldRule(
+        "spec.shards",
+        lambda shards: shards.get("pairStorageClassName") is None or shards.get("placement") == "Colocated",
+        "must not be given without placement: Colocated",
+        "leave it out",
+        cel="!has(self.pairStorageClassName) || (has(self.placement) && self.placement == 'Colocated')",
+        about="pairStorageClassName",
     ),
 )
 _SOURCE = "spec.checkpoint.resumeFrom.job"

@@ -260,8 +260,9 @@ class ShardSet(Model):
     """Number of shards; 1..256."""
     placement: Literal["Spread", "Packed", "Colocated"] | None = None
     """Machines of the shards. Spread: different ones, if there are enough. Packed: few, if they have room. Colocated: shard i on that of
-    worker i; workers.replicas must be at least shards.replicas. Absent: the scheduler chooses. Shards whose volume only one node at a
-    time can mount are then on one node."""
+    worker i. Absent: the scheduler chooses. Shards whose volume one node can mount are then on one node."""
+    pair_storage_class_name: str | None = None
+    """With Colocated: StorageClass of a volume by which shard i and worker i share memory without hostNetwork."""
     template: dict[str, Any] | None = None
     """Pod template laid over the shard pods: labels, node selection, tolerations, volumes, and resources and env of the container
     `shard`. If it says nothing, image, command, security context, priorityClassName, preemptionPolicy and schedulerName are those of

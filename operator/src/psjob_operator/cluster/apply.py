@@ -51,6 +51,7 @@ from psjob_operator.plan.actions import (
     EnsureClaim,
     EnsureConfig,
     EnsureKey,
+    EnsurePairClaim,
     EnsurePolicy,
     EnsureService,
     Event,
@@ -142,6 +143,8 @@ class Apply:
                     )
                 case EnsureClaim():
                     await self._ensure(CLAIMS, render.claim(observed), observed, memory, now, outcome)
+                case EnsurePairClaim():
+                    await self._ensure(CLAIMS, render.pair_claim(observed, action.index, action.number), observed, memory, now, outcome)
                 case EnsurePolicy():
                     await self._ensure_policy(action.role, observed, memory, now, outcome)
                 case EnsureKey():

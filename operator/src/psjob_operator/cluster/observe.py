@@ -149,8 +149,10 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSp
     wanted = _Identity(job.name, job.namespace, job.uid, spec)
     headless = _mine(store, SERVICES, key, objects.service_name(job.name), job.uid)
     config = _mine(store, CONFIGS, key, objects.config_name(job.name), job.uid)
-    claim = None
+    claim, pairs = None, []
     for child in store.children(CLAIMS, key):
+        if child.owner == job.uid and not child.deleting and child.name.startswith(objects.pair_claim_prefix(job.name, job.uid)):
+            pairs.append(child.name)
         if child.name == objects.claim_name(job.name):
             words: tuple[str, ...] = ()
             if not child.bound and lookups.at(child.created + CLAIM_SECONDS):
@@ -161,6 +163,7 @@ async def _objects(lookups: Lookups, store: JobStore, job: JobEntry, spec: JobSp
         service=headless is not None and headless.digest == resolves(service(wanted)["spec"]),
         config_digest=config.digest if config is not None else "",
         claim=claim,
+        pair_claims=tuple(sorted(pairs)),
         modes=modes,
         named=named,
         unguarded=_unguarded(store, wanted, askers) if askers else (),

@@ -13,7 +13,7 @@ from psjob_operator.api.status import unix
 from psjob_operator.cluster import redact
 from psjob_operator.contract import MOST_NUMBER
 from psjob_operator.plan.observed_state import Exit, Phase, Process, Role
-from psjob_operator.render.objects import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_ROLE
+from psjob_operator.render.objects import ANNOTATION_CONTAINER, ANNOTATION_WAITED, LABEL_INDEX, LABEL_NUMBER, LABEL_PAIR, LABEL_ROLE
 from psjob_operator.render.pod import SECRET_VOLUME
 
 GONE_SECONDS = 5.0
@@ -93,6 +93,7 @@ def parse_pod(raw: Mapping[str, Any], tails: bool = True) -> PodView | None:
         sidecar_crash=_sidecar(spec, status, name),
         init_exit=_init_exit(spec, status, tails),
         waited=_seconds(annotations.get(ANNOTATION_WAITED)),
+        pair=_numbered(labels.get(LABEL_PAIR), 1, MOST_NUMBER),
         keys=sys.intern(_secret(spec)),
         finalizers=tuple(redact.sentence(str(it)) for it in metadata.get("finalizers") or ()),
         waiting_reason=reason,

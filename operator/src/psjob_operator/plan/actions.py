@@ -31,6 +31,15 @@ class EnsureClaim:
 
 
 @dataclass(frozen=True)
+class EnsurePairClaim:
+    """The claim of the volume that a worker and its shard both mount. Create once, by POST; never over a stranger's."""
+
+    index: int
+    number: int
+    """Of CreateProcess.pair."""
+
+
+@dataclass(frozen=True)
 class EnsurePolicy:
     """The NetworkPolicy of the shards or of the workers (server-side apply). Where it is refused pods are made without it."""
 
@@ -76,6 +85,8 @@ class CreateProcess:
     """Of the run."""
     beside: Beside | None = None
     """Of shards and workers that go in pairs: the other, where it stands or starts. None: any node."""
+    pair: int | None = None
+    """With spec.shards.pairStorageClassName: the number of the volume that it mounts with the other of its pair. None: it mounts none."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,7 @@ class DeleteJob:
     """ttlSecondsAfterFinished has passed."""
 
 
-Action = EnsureService | EnsureConfig | EnsureClaim | EnsurePolicy | EnsureKey | CreateProcess | DeleteProcess | DeleteJob
+Action = EnsureService | EnsureConfig | EnsureClaim | EnsurePairClaim | EnsurePolicy | EnsureKey | CreateProcess | DeleteProcess | DeleteJob
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from psjob_operator.api.spec import JobSpec, LocalMode, Stage, SyncMode
 from psjob_operator.api.status import Pinned
 from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GRADIENT_MEBIBYTES, GROUP, LEAST_SHARE_MEBIBYTES, STATUS_PORT
-from psjob_operator.plan.actions import EnsureClaim, EnsureConfig, EnsureKey, EnsurePolicy, EnsureService
+from psjob_operator.plan.actions import CreateProcess, EnsureClaim, EnsureConfig, EnsureKey, EnsurePairClaim, EnsurePolicy, EnsureService
 from psjob_operator.plan.observed_state import ObservedState, Role
 
 Around = EnsureService | EnsureConfig | EnsureClaim | EnsurePolicy
@@ -94,6 +94,23 @@ def listening_workers(spec: JobSpec) -> int:
     return spec.workers.replicas if spec.stages else 0
 
 
+def pair_claim_prefix(job: str, run: str) -> str:
+    """With what the names of the run's pair claims begin; they name the run, so that no later job takes them for its own."""
+    return f"{job}-pair-{run[:8]}-"
+
+
+def pair_claim_name(job: str, run: str, index: int, number: int) -> str:
+    """The claim of a volume that worker and shard of this index both mount; `number`: of CreateProcess.pair."""
+    return f"{pair_claim_prefix(job, run)}{index}-{number}"
+
+
+def ensure_pairs(observed: ObservedState, creating: Sequence[CreateProcess]) -> tuple[EnsurePairClaim, ...]:
+    """The claims that pods about to be created mount and that are not there yet."""
+    wanted = dict.fromkeys((it.index, it.pair) for it in creating if it.pair is not None)
+    names = {key: pair_claim_name(observed.name, observed.uid, *key) for key in wanted}
+    return tuple(EnsurePairClaim(*key) for key, name in names.items() if name not in observed.objects.pair_claims)
+
+
 def makes_claim(spec: JobSpec) -> bool:
     """The job has a claim made for it: it keeps checkpoints and names no volume."""
     return spec.checkpoint.volume is None and not spec.checkpoint.disabled
@@ -143,7 +160,8 @@ def object_refusal(observed: ObservedState, pinned: Pinned) -> str:
     }
     names = {wanted[type(action)] for action in ensure(observed, pinned) if type(action) in wanted}
     names |= {key_secret_name(observed.name, observed.uid, action.number) for action in ensure_key(observed, pinned)}
-    return next((f"{it.name}: {it.message}" for it in observed.refusals if it.name in names), "")
+    pairs = pair_claim_prefix(observed.name, observed.uid)
+    return next((f"{it.name}: {it.message}" for it in observed.refusals if it.name in names or it.name.startswith(pairs)), "")
 
 
 def unbound(observed: ObservedState) -> str:

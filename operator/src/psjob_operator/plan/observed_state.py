@@ -79,6 +79,8 @@ class Process:
     """Name and reason of a sidecar in CrashLoopBackOff."""
     waited: int = 0
     """Of CreateProcess: the seconds that this start was held back, or that its volume group is given."""
+    pair: int | None = None
+    """Of CreateProcess."""
     keys: str = ""
     """Name of the Secret of run keys that its pod mounts; empty locally."""
     finalizers: tuple[str, ...] = ()
@@ -120,6 +122,8 @@ class Objects:
     config_digest: str = ""
     """Value of the digest label on the live ConfigMap, empty when absent."""
     claim: Claim | None = None
+    pair_claims: tuple[str, ...] = ()
+    """Names of the claims of this run's pairs that are there and stay."""
     modes: tuple[str, ...] | None = None
     """Access modes of the claim that the job names as its own; None where it names none, or the claim cannot be read (yet)."""
     named: Literal["", "going", "missing"] = ""

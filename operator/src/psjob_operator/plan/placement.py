@@ -18,7 +18,7 @@ from dataclasses import replace
 from psjob_operator.api.claim_template import MANY, many_nodes
 from psjob_operator.plan.actions import Beside
 from psjob_operator.plan.job_state import JobState, Seat
-from psjob_operator.plan.objects import makes_claim, named_claim
+from psjob_operator.plan.objects import makes_claim, named_claim, pair_claim_name
 from psjob_operator.plan.observed_state import ObservedState, Process, Role
 from psjob_operator.plan.process_outcome import ProcessOutcome
 
@@ -26,6 +26,8 @@ LEAVES = ("Drained", "NodeLost", "NodeShutdown")
 """Causes after which a node takes no pod back."""
 AFFINITY = "pod affinity"
 """Words of the scheduler where other nodes are refused for the sake of the shards that stand elsewhere."""
+BOUND = (AFFINITY, "PersistentVolume's node affinity", "volume node affinity conflict", "[VolumeBinding")
+"""The same of a pod beside another, whose volume may be what binds it to that node: the scheduler names only what it looked at first."""
 STUCK_SECONDS, STUCK_MOST = 10.0, 120.0
 """A shard for which its node has no place moves with all others after so long; twice as long each time, up to the second."""
 
@@ -129,6 +131,25 @@ def required_node(state: JobState, seat: Seat, numbers: Mapping[tuple[Role, int]
     return Beside("shard", seat.index, shard.number)
 
 
+def pair_volume(state: JobState, seat: Seat, numbers: Mapping[tuple[Role, int], int]) -> int | None:
+    """The number of the volume that the pod of `seat` mounts with the other of its pair; None: none. `numbers`: as of required_node.
+
+    It is the worker's number of when the two began together, so that those who move to another node have another volume: one node at
+    a time can mount it. Who starts by itself mounts what the other has.
+    """
+    if state.observed.spec.shards.pair_storage_class_name is None or not colocated(state.observed) or seat.index >= len(state.shards):
+        return None
+    shard, worker = state.shards[seat.index], state.workers[seat.index]
+    other = worker if seat.role == "shard" else shard
+    begins = numbers.get(("worker", seat.index), worker.number)
+    if (other.role, other.index) in numbers or other.may_create:
+        return begins
+    pair = other.process.pair if other.process is not None and other.outcome.kind in ("running", "waiting") else None
+    if pair is None or pair_claim_name(state.observed.name, state.observed.uid, seat.index, pair) not in state.observed.objects.pair_claims:
+        return None  # who has nobody to meet needs no volume, and a pod that mounts a claim which goes would never start
+    return pair
+
+
 def pair_moves_at(state: JobState) -> float | None:
     """Unix time at which a pair moves because one of the two found no place beside the other; None where each has one."""
     times = (at for pair in _pairs(state) if (at := _stuck_until(pair)) is not None)
@@ -187,7 +208,7 @@ def _stuck_until(pair: Pair) -> float | None:
     """When a pod will have waited long enough for a place beside the other, which stands or is through; None where neither waits so."""
     for waiting, other in (pair, pair[::-1]):
         pod = waiting.process
-        without = pod is not None and waiting.outcome.kind == "waiting" and AFFINITY in pod.unschedulable
+        without = pod is not None and waiting.outcome.kind == "waiting" and any(words in pod.unschedulable for words in BOUND)
         if pod is not None and without and (_stands(other) or other.outcome.kind == "done"):
             return pod.created + patience(pair)
     return None

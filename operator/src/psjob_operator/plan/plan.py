@@ -71,6 +71,7 @@ def _run(state: JobState, decision: RestartDecision) -> Plan:
     # What was raised now, and what was granted before and is not there yet.
     creating = pods.create_pods(state, decision, pinned)
     keys = objects.ensure_key(observed, pinned) if creating.actions else ()
+    pairs = objects.ensure_pairs(observed, creating.actions)
     # The status tells who keeps each seat empty, and what a recovery has cost.
     told = with_recovery(state, decision, running_status(state, decision, troubles(state, decision, creating.conflicts)))
     # Counters, words and progress are written no oftener than they are worth.
@@ -80,7 +81,7 @@ def _run(state: JobState, decision: RestartDecision) -> Plan:
         intent=bool(decision.raised) or state.first_seen or pinned != state.stored.internal.pinned,
         grants=frozenset(decision.name(observed.name, seat) for seat in decision.raised),
         # Deletes of what was replaced stand before creates: on a full node the new pod needs the place.
-        actions=(*objects.ensure(observed, pinned), *keys, *pods.replaced(state, decision), *creating.actions),
+        actions=(*objects.ensure(observed, pinned), *keys, *pairs, *pods.replaced(state, decision), *creating.actions),
         events=_events(state, decision, status),
         wake_at=wake_at(state, status, due, creating.wake, *(at for at, _ in decision.held)),
         want_progress=pull_due(state, status),

@@ -76,7 +76,10 @@ def create_pods(state: JobState, decision: RestartDecision, pinned: Pinned) -> C
             waited = placement.pair_waited(state, seat.index)
         beside = placement.required_node(state, seat, numbers)
         group = (decision.volume_group or 0) if shard and placement.shares_volume(state.observed) else None
-        actions.append(CreateProcess(seat.role, seat.index, number, decision.term, name, shard and known, waited, group, pinned, beside))
+        pair = placement.pair_volume(state, seat, numbers)
+        actions.append(
+            CreateProcess(seat.role, seat.index, number, decision.term, name, shard and known, waited, group, pinned, beside, pair)
+        )
     return Creating(tuple(actions), tuple(conflicts), min(wakes, default=None))
 
 

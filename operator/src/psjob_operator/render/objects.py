@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from psjob_operator.api.claim_template import claim_metadata, claim_spec, retained
+from psjob_operator.api.claim_template import ONE, claim_metadata, claim_spec, retained
 from psjob_operator.contract import CONFIG_FORMAT, DATA_PORT, GROUP, KIND, STATUS_PORT, VERSION
 from psjob_operator.plan import objects
 from psjob_operator.plan.actions import Beside
@@ -29,6 +29,8 @@ LABEL_START = f"{GROUP}/start"
 LABEL_TERM = f"{GROUP}/term"
 LABEL_STAGE = f"{GROUP}/stage"
 """Of a worker: the name of its stage, where the model is cut in stages."""
+LABEL_PAIR = f"{GROUP}/pair"
+"""Of a shard and a worker that mount one volume: its number (CreateProcess.pair)."""
 LABEL_VOLUME_GROUP = f"{GROUP}/placement"
 """Of a shard: the number that those who share a volume have in common."""
 ANNOTATION_CONTAINER = f"{GROUP}/container"
@@ -46,6 +48,8 @@ Document = dict[str, Any]
 
 
 CONFIG_FILE = "config.json"
+PAIR_STORAGE = "1Mi"
+"""Of a pair's volume; a provisioner makes more of it where it has a least size."""
 Peer = Mapping[str, Any]
 """A NetworkPolicyPeer of networking.k8s.io/v1."""
 _PEER = frozenset({"podSelector", "namespaceSelector", "ipBlock"})
@@ -146,6 +150,14 @@ def claim(job: ConfigSource) -> Document:
     if annotations:
         made["annotations"] = annotations
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": made, "spec": claim_spec(template)}
+
+
+def pair_claim(job: ConfigSource, index: int, number: int) -> Document:
+    """The claim of the volume that worker and shard of this index both mount. It holds a socket, so any size will do."""
+    name, storage_class = objects.pair_claim_name(job.name, job.uid, index, number), job.spec.shards.pair_storage_class_name
+    made = metadata(job, name, {**labels(job, "pair"), LABEL_INDEX: str(index), LABEL_PAIR: str(number)})
+    spec = {"accessModes": [ONE], "resources": {"requests": {"storage": PAIR_STORAGE}}, "storageClassName": storage_class}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": made, "spec": spec}
 
 
 def policy(job: ConfigSource, role: Role, askers: Sequence[Peer]) -> Document:

@@ -28,6 +28,7 @@ from psjob_operator.render.objects import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_NUMBER,
+    LABEL_PAIR,
     LABEL_ROLE,
     LABEL_STAGE,
     LABEL_START,
@@ -51,6 +52,7 @@ from psjob_operator.render.shard import (
 
 CONFIG_FOLDER = "/psjob-config"
 CONFIG_VOLUME = "psjob-config"
+PAIR_VOLUME, PAIR_FOLDER = "psjob-pair", "/psjob-pair"
 SECRET_VOLUME, SECRET_FOLDER = "psjob-secret", "/psjob-secret"
 KEYS_VOLUME, KEYS_FOLDER = "psjob-keys", "/psjob-keys"
 KEY_FILE = f"{KEYS_FOLDER}/keys"
@@ -144,6 +146,8 @@ class Pods:
         inits = [{**first, "env": [*who(values), *(first.get("env") or [])]}, *others]
         host = objects.hostname(self._job.name, process.role, process.index)
         spec = {**common.template["spec"], "initContainers": inits, "containers": containers, "hostname": host}
+        if process.pair is not None:
+            _mount_pair(self._job, process, process.pair, spec, containers, common.position)
         if process.beside is not None:
             spec["affinity"] = merge_templates(beside(self._job, process.beside), spec.get("affinity") or {}, AFFINITY)
         return {
@@ -152,6 +156,14 @@ class Pods:
             "metadata": _metadata(self._job, process, common.template, trained["name"]),
             "spec": spec,
         }
+
+
+def _mount_pair(job: ConfigSource, process: CreateProcess, number: int, spec: Document, containers: list[Document], position: int) -> None:
+    """Has the container at `position` mount the volume of its pair. `spec` and `containers` are the pod's own; what they hold is not."""
+    claim = objects.pair_claim_name(job.name, job.uid, process.index, number)
+    spec["volumes"] = [*spec["volumes"], {"name": PAIR_VOLUME, "persistentVolumeClaim": {"claimName": claim}}]
+    mounts = [*containers[position]["volumeMounts"], {"name": PAIR_VOLUME, "mountPath": PAIR_FOLDER}]
+    containers[position] = {**containers[position], "volumeMounts": mounts}
 
 
 @dataclass(frozen=True)
@@ -201,6 +213,8 @@ def pod_environment(job: ConfigSource, process: CreateProcess, ending: str | Non
         contract.ENV_POD: process.name,
         contract.ENV_KEYS: KEY_FILE,
     }
+    if process.pair is not None:
+        values[contract.ENV_PAIR] = PAIR_FOLDER
     if process.pinned.encryption:
         values[contract.ENV_ENCRYPTION] = process.pinned.encryption
     if process.role == "worker":
@@ -239,6 +253,8 @@ def _metadata(job: ConfigSource, process: CreateProcess, template: Document, tra
         own[LABEL_STAGE] = stage
     if process.volume_group:
         own[LABEL_VOLUME_GROUP] = str(process.volume_group)
+    if process.pair is not None:
+        own[LABEL_PAIR] = str(process.pair)
     # The names by which people group pods are the template's to give; psjob finds its own by those of its group.
     made = metadata(job, process.name, {**shared, **(given.get("labels") or {}), **own})
     if given.get("finalizers"):

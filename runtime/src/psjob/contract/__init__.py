@@ -60,6 +60,9 @@ ENV_BIND: Final = "PSJOB_BIND"
 """Shards: address to listen on; absent means every address."""
 ENV_KEYS: Final = "PSJOB_KEYS"
 """Path of the file that holds this process's keys, see `KEYS`."""
+ENV_PAIR: Final = "PSJOB_PAIR"
+"""Folder of a volume that a worker and the shard of its index both mount on one node, through which they lend each other memory. Absent:
+they have none."""
 ENV_ENCRYPTION: Final = "PSJOB_ENCRYPTION"
 """One of ENCRYPTION: what the config must say. Who may change the config only cannot change this. Absent: what the config says holds."""
 

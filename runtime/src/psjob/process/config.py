@@ -192,11 +192,17 @@ class ProcessContext:
     """Of a worker of several processes: which one of them this is."""
     sockets: tuple[int, ...] = ()
     """Of such a worker: see contract.ENV_SOCKETS."""
+    pair: str = ""
+    """See contract.ENV_PAIR; empty: there is none."""
 
     @property
     def begins_again(self) -> bool:
         """Has another process of this worker trained before, in this run or in the one that it continues from?"""
         return self.number > 1 or self.rewinds > 0 or self.config.checkpoint.resume_from is not None
+
+    def pairs_with(self, index: int) -> bool:
+        """Has this process a folder in common with the one of the other role that has this index, so that the two may share memory?"""
+        return bool(self.pair) and index == self.index
 
     @property
     def rank(self) -> int:
@@ -271,7 +277,7 @@ def place(environ: Mapping[str, str] = os.environ) -> ProcessContext | None:
     return ProcessContext(
         role, index, run, count, term, rewinds, environ.get(contract.ENV_POD, f"{role}-{index}"), config,
         environ.get(contract.ENV_BIND) or None, Path(checkpoints) if checkpoints else None, min_step, path, handed, encrypting, local,
-        sockets,
+        sockets, environ.get(contract.ENV_PAIR, ""),
     )  # fmt: skip
 
 

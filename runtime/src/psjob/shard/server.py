@@ -65,7 +65,7 @@ class Server:
         config = place.config
         self.place, self.folder = place, folder
         lends = config.transport != "tcp" and shared_memory.possible()
-        broker = SharedMemoryBroker(f"shard-{place.index}-lends") if lends else None
+        broker = _broker(place) if lends else None
         self.store = Store(
             place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, config.streams, lends,
             reduction.reduction_named(config.reduction), config.stages,
@@ -349,6 +349,18 @@ class Server:
             self.coordinator.close()
         if self.context.broker is not None:
             self.context.broker.close()
+
+
+def _broker(place: ProcessContext) -> SharedMemoryBroker:
+    """Where workers come for memory; also by the volume of the pair, if a socket can be made there."""
+    name = f"shard-{place.index}-lends"
+    try:
+        return SharedMemoryBroker(name, place.pair)
+    except OSError as error:
+        if not place.pair:
+            raise
+        log.warning("no memory is shared with worker %d: a socket cannot be made in %s: %s", place.index, place.pair, error)
+        return SharedMemoryBroker(name)
 
 
 def exit_now(code: int) -> None:

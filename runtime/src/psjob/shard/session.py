@@ -255,7 +255,7 @@ class Session(WorkerState):
 
         broker.forget(self._ticket)
         self._ticket = broker.expect(give)
-        return {"shared": {"name": broker.address, "token": self._ticket, "bytes": lent_bytes(store, slots)}}
+        return {"shared": self.offer(self._ticket, lent_bytes(store, slots))}
 
     # -- in ------------------------------------------------------------------------------------
 

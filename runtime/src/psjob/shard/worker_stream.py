@@ -72,7 +72,10 @@ class WorkerState:
         self.context, self.store = context, context.store
         self.rank, self.hello = header.worker, hello
         self.incarnation = (header.start, header.rewinds)
-        self.encoded = StreamCodecs(context.place, header.worker, hello, not stream.is_remote)
+        broker = context.broker
+        self.by_folder = stream.is_remote and broker is not None and broker.in_folder and context.place.pairs_with(header.worker)
+        """This worker is in another pod of this node, and reaches the broker by a volume that both mount."""
+        self.encoded = StreamCodecs(context.place, header.worker, hello, self.by_folder or not stream.is_remote)
         self.done = threading.Event()
         self.restored_by = -1
         self.base = Header(
@@ -94,7 +97,12 @@ class WorkerState:
     def near(self) -> bool:
         """May this worker and the shard lend each other memory?"""
         place = self.context.place
-        return not self.stream.is_remote and (place.config.sharing == "host" or place.index == self.rank)
+        return self.by_folder or (not self.stream.is_remote and (place.config.sharing == "host" or place.index == self.rank))
+
+    def offer(self, ticket: str, size: int) -> dict[str, Any]:
+        """What tells this worker where to come for `size` bytes with `ticket`."""
+        told = {"name": self.context.broker.address if self.context.broker is not None else "", "token": ticket, "bytes": size}
+        return told | {"inFolder": True} if self.by_folder else told
 
 
 class ShardLane:

@@ -8,6 +8,9 @@ The two processes give each other what they lend by a local socket that only the
 and a token of one use, on the stream that they have already. A shard sends them to a worker in WELCOME, a worker of a stage to a neighbour
 that dialled it in LENDS. The name is not a file and holds 16 random bytes. A process elsewhere cannot reach it, and one that lacks the
 token is hung up on.
+
+Two pods of one node have no such names in common. If both mount a volume, the socket is also a file of that name there. A file system of
+several nodes may show the file to a process of another one, which the kernel refuses to connect.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from psjob.process import supervise
@@ -236,16 +240,26 @@ Give = Callable[[int], Region]
 
 
 class SharedMemoryBroker:
-    """The lending side's socket, and who may come to it."""
+    """The lending side's sockets, and who may come to them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: str = "") -> None:
+        """`folder`: where the socket is a file too, for a process that has no other way to it. Files that processes before this one have
+        left there go. Raises OSError if it cannot be a file there."""
         self.address = f"psjob-{secrets.token_hex(16)}"
         self._expected: dict[str, Give] = {}
         self._lock = threading.Lock()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind("\0" + self.address)
-        self._socket.listen(LIMIT)
-        accept_forever(self._socket, self._serve, LIMIT, name, Caller)
+        self.in_folder = bool(folder)
+        """Its socket is a file in the folder too."""
+        self._file = f"{folder}/{self.address}" if folder else ""
+        self._sockets = [_listening("\0" + self.address)]
+        if folder:
+            try:
+                self._sockets.append(_in_folder(folder, self._file))
+            except OSError:
+                self._sockets[0].close()
+                raise
+        for each in self._sockets:
+            accept_forever(each, self._serve, LIMIT, name, Caller)
 
     def expect(self, give: Give) -> str:
         """A token for one handover to `give`."""
@@ -260,13 +274,18 @@ class SharedMemoryBroker:
 
     def close(self) -> None:
         """Nobody is served any more. Closing twice is no error."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would take one more
-        self._socket.close()
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # or the thread that accepts would take one more
+            each.close()
+        if self._file:
+            with contextlib.suppress(OSError):
+                os.unlink(self._file)
 
     def close_copy(self) -> None:
-        """In a forked process: the socket stays its parent's."""
-        self._socket.close()
+        """In a forked process: the sockets stay its parent's."""
+        for each in self._sockets:
+            each.close()
 
     def _serve(self, caller: Caller) -> None:
         fds: list[int] = []
@@ -285,6 +304,27 @@ class SharedMemoryBroker:
         finally:
             for fd in fds:
                 os.close(fd)
+
+
+def _listening(address: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.bind(address)
+        made.listen(LIMIT)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _in_folder(folder: str, file: str) -> socket.socket:
+    """A socket that is this file. Whoever may enter the folder may connect, since the other side may be of another user."""
+    for name in os.listdir(folder):
+        if NAME.fullmatch(name):
+            os.unlink(f"{folder}/{name}")
+    made = _listening(file)
+    os.chmod(file, 0o666)  # noqa: S103
+    return made
 
 
 class Caller:
@@ -332,16 +372,39 @@ def accept_forever(
     return supervise.start_thread(loop, f"{name}-accept")
 
 
-def fetch(address: str, token: str, fd: int) -> int:
+@dataclass(frozen=True)
+class Offer:
+    """Where a shard of this host lends `size` bytes. `folder`: as of `fetch`."""
+
+    name: str
+    token: str
+    size: int
+    folder: str = ""
+
+    @classmethod
+    def of(cls, said: Any, folder: str) -> Offer:
+        """What a shard said in WELCOME; `folder`: the one that this process has in common with it. Raises WireError."""
+        try:
+            return cls(str(said["name"]), str(said["token"]), int(said["bytes"]), folder if said.get("inFolder") is True else "")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise WireError(f"an offer of memory is not in shape: {error!r}") from None
+
+    def borrow(self, lent: Region) -> Region:
+        """Hand `lent` over and take what is offered. Raises OSError or WireError."""
+        return Region.borrow(fetch(self.name, self.token, lent.fd, self.folder), self.size)
+
+
+def fetch(address: str, token: str, fd: int, folder: str = "") -> int:
     """Lend `fd` to the process that listens at `address`; the descriptor that it lends. Raises OSError if it is out of reach.
 
-    Or where the other side names what no counter is called: it could send this process to any program of the machine.
+    Or where the other side names what no counter is called: it could send this process to any program of the machine. `folder`: where
+    the address is a file; empty: only the kernel knows it.
     """
     if not NAME.fullmatch(address) or not TOKEN.fullmatch(token):
         raise OSError(f"{address[:80]!r} is not where memory is handed over")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(SECONDS)
-        sock.connect("\0" + address)
+        sock.connect(f"{folder}/{address}" if folder else "\0" + address)
         socket.send_fds(sock, [token.encode("ascii")], [fd])
         raw, fds = _received(sock, 1)
         if raw != b"+" or len(fds) != 1:

@@ -32,6 +32,7 @@ from psjob.protocol.worker import events as e
 from psjob.wire import tcp
 from psjob.wire.frame import HELD_SECONDS, MAX_RECORD, UPDATED_SECONDS, Flag, Header, Kind, WireError, dump
 from psjob.wire.handshake import greet
+from psjob.wire.shared_memory import Offer
 from psjob.wire.tcp import Stream, StreamClosed
 from psjob.wire.unauthenticated import one_line
 from psjob.worker import exits
@@ -625,7 +626,7 @@ class ShardConnection:
         self._share(body)
         self.ends.rows.share(self, body.get("sharedRows"))
         with state.cond:
-            self.ends.blocks.compression.agreed(self.index, codecs, not lane.stream.is_remote)
+            self.ends.blocks.compression.agreed(self.index, codecs, state.place.pairs_with(self.index) or not lane.stream.is_remote)
         state.handle(welcomed)
 
     def _record_piece(self, header: Header, data: bytearray) -> None:
@@ -655,7 +656,7 @@ class ShardConnection:
         if offer is not None:
             blocks = [block.index for block in state.blocks if state.owner[block.index] == self.index]
             try:
-                region = self.ends.blocks.sharing.take(self.index, blocks, offer)
+                region = self.ends.blocks.sharing.take(self.index, blocks, Offer.of(offer, state.place.pair))
                 for lane in self.lanes:
                     lane.stream.borrowed = region
                 self.shared = True

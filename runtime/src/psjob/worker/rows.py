@@ -18,7 +18,6 @@ import torch
 
 from psjob.layout import memory
 from psjob.tables import Partition, TableSpec
-from psjob.wire import shared_memory
 from psjob.wire.frame import (
     ID_BYTES,
     ID_PAGE,
@@ -34,7 +33,7 @@ from psjob.wire.frame import (
     lookup_limit,
     push_limit,
 )
-from psjob.wire.shared_memory import Region, copy_out
+from psjob.wire.shared_memory import Offer, Region, copy_out
 from psjob.wire.tcp import Stream
 from psjob.worker.connection import ShardConnection, WorkerLane
 from psjob.worker.exits import SessionEnd
@@ -148,15 +147,15 @@ class RowSharing:
         self._used = 0
         self._lock = threading.Lock()
 
-    def take(self, index: int, offer: Mapping[str, Any]) -> None:
+    def take(self, index: int, offer: Offer) -> None:
         """Hand over the memory of pushes to shard `index` and take that of its answers. Raises OSError or WireError."""
-        if int(offer["bytes"]) != LENT_ANSWERS:
-            raise WireError(f"shard {index} lends {offer['bytes']} bytes for rows, expected {LENT_ANSWERS}")
+        if offer.size != LENT_ANSWERS:
+            raise WireError(f"shard {index} lends {offer.size} bytes for rows, expected {LENT_ANSWERS}")
         self.lose(index)  # what it lent before is not where it puts answers once it has been asked again, whatever comes of that
         with self._lock:
             if self._pushes is None:
                 self._pushes = Region.lend(LENT_PUSHES)
-        self._answers[index] = Region.borrow(shared_memory.fetch(str(offer["name"]), str(offer["token"]), self._pushes.fd), LENT_ANSWERS)
+        self._answers[index] = offer.borrow(self._pushes)
 
     def lose(self, index: int) -> None:
         """The stream over which shard `index` told of its memory has ended."""
@@ -394,7 +393,7 @@ class Rows:
             return
         try:
             if offer is not None:
-                self.sharing.take(link.index, offer)
+                self.sharing.take(link.index, Offer.of(offer, self.state.place.pair))
         except (OSError, WireError) as error:
             log.warning("shard %d: its memory for rows is out of reach: %s", link.index, error)
         shared = self.sharing.answers(link.index) is not None

@@ -15,7 +15,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -27,7 +27,7 @@ from psjob.layout.packing import Pack
 from psjob.process.system import available_memory
 from psjob.wire import shared_memory
 from psjob.wire.frame import Header, WireError
-from psjob.wire.shared_memory import Region, Window
+from psjob.wire.shared_memory import Offer, Region, Window
 
 
 def lent_pack(span: LentSpan, region: Region, index: int) -> Pack:
@@ -287,7 +287,7 @@ class Sharing:
         self._outside: Sequence[torch.Tensor | None] | None = ()
         """The targets to which answers must be copied, None for the others; None: all see them as they are."""
 
-    def take(self, index: int, blocks: Sequence[int], offer: Mapping[str, Any]) -> Region:
+    def take(self, index: int, blocks: Sequence[int], offer: Offer) -> Region:
         """Hand over the gradients' memory to shard `index` and take that of its answers. Raises OSError or WireError."""
         with self._making:
             arena = self._arena = self._arena or Arena(self.span)
@@ -298,12 +298,11 @@ class Sharing:
                 self._mirror.show(index, region, blocks)
         return region
 
-    def borrow(self, index: int, offer: Mapping[str, Any], lent: Region) -> Region:
+    def borrow(self, index: int, offer: Offer, lent: Region) -> Region:
         """Hand `lent` over to shard `index` for what it offers. Raises OSError or WireError."""
-        size = int(offer["bytes"])
-        if self.steady and size != self.span.size:
-            raise WireError(f"shard {index} lends {size} bytes, expected {self.span.size}")
-        return Region.borrow(shared_memory.fetch(str(offer["name"]), str(offer["token"]), lent.fd), size)
+        if self.steady and offer.size != self.span.size:
+            raise WireError(f"shard {index} lends {offer.size} bytes, expected {self.span.size}")
+        return offer.borrow(lent)
 
     def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
         """In a steady mode, let the model's parameters live where the shards have them."""

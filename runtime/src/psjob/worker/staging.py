@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 
@@ -26,7 +26,7 @@ from psjob.layout.memory import LentSpan
 from psjob.layout.packing import Pack
 from psjob.wire import shared_memory
 from psjob.wire.frame import Header, WireError
-from psjob.wire.shared_memory import Region
+from psjob.wire.shared_memory import Offer, Region
 from psjob.wire.unauthenticated import one_line
 from psjob.worker import exits
 from psjob.worker.exchange import ModelMemory
@@ -199,7 +199,7 @@ class StagedSharing(Sharing):
         """By shard, the pieces that are page-locked when its first answer comes: its pages are there then, made by the shard."""
         self._targets: Sequence[torch.Tensor] = ()
 
-    def take(self, index: int, blocks: Sequence[int], offer: Mapping[str, Any]) -> Region:
+    def take(self, index: int, blocks: Sequence[int], offer: Offer) -> Region:
         region, known = self.borrow(index, offer, self._region), self._shown.get(index)
         if not self.steady or (known is not None and known.identity == region.identity):
             return region
