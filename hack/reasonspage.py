@@ -122,6 +122,7 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "psjob.dev/term": ("pods", "term in which the pod was made"),
     "psjob.dev/stage": ("pods of workers", "name of the stage, in a model that is cut in stages"),
     "psjob.dev/placement": ("pods of shards", "number that those who share a volume have in common"),
+    "psjob.dev/pair": ("pods and claims of pairs", "number of the volume that a worker and its shard both mount"),
     "psjob.dev/digest": ("the ConfigMap", "names its content"),
 }
 """Label -> where it stands, and its value."""

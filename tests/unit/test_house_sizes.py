@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
 FILES = 339
 """Source files of runtime, operator and client together, at most."""
-LINES = 88_770
+LINES = 89_040
 """Lines of Python in them, at most."""
-TEST_LINES = 100_890
+TEST_LINES = 101_330
 """Lines of Python in tests/, at most."""
 LONGEST = 700
 """Lines of the longest source file, at most."""
