@@ -126,7 +126,7 @@ def test_a_barrier_is_too_late_once_anyone_may_have_passed_it() -> None:
     table.leave(2, 0)
     assert not bound.beyond(2) and bound.stands_at(2), "all that are left are there, and none beyond"
     table.admit(0, (1, 0), 2, 0)
-    assert bound.beyond(2)
+    assert bound.beyond(2) and bound.passed(2) and not bound.passed(3)
 
 
 # -- on a desk: checkpoints and what follows from them ----------------------------------------------
@@ -180,6 +180,28 @@ def test_async_workers_are_not_at_one_step_for_sync(desk_of: Callable[..., Desk]
     take_snapshot(desk, desk.begun(), [5, 1])
     refused = desk_of(mode="sync", run="run-2", checkpoint=replace(NEVER, resume_from=str(desk.folder))).servers[0]
     assert refused._exit == [contract.EXIT_REFUSED] and "that run was async, this job is sync" in refused.termination_message["error"]
+
+
+def test_a_worker_that_was_beyond_a_barrier_before_its_shard_returned_gives_it_up(desk_of: Callable[..., Desk]) -> None:
+    """A shard that came back takes the order of a snapshot before it meets the worker, which tells of pushes that the shard has lost."""
+    desk = desk_of(mode="bounded")
+    clerks = desk.begun()
+    desk.begin_snapshot()
+    desk.settle()
+    current, store = desk.c.snapshots.current, desk.servers[0].store
+    assert current is not None and current.step == 2 and {cell.barrier for cell in store.cells.values()} == {2}
+    with store.lock:
+        store.admission.jump(0, 5)
+    store.ask_again()
+    desk.settle()
+    assert desk.c.snapshots.current is not current, "nobody could come to it"
+    assert all(cell.barrier in (None, desk.c.snapshots.current and desk.c.snapshots.current.step) for cell in store.cells.values())
+    with store.lock:
+        store.admission.jump(1, 5)
+    store.ask_again()
+    for clerk in clerks:
+        desk.push(clerk, 5)
+    assert store.clocks() == {0: 6, 1: 6}
 
 
 def test_a_void_snapshot_lets_everybody_go_on(desk_of: Callable[..., Desk]) -> None:

@@ -210,7 +210,7 @@ def test_first_values_given_again_leave_the_snapshot_of_the_first() -> None:
         def drop(self, void: bool = False) -> None:
             voided.append(void)
 
-    assert snapshot.order_snapshot(store, 0, lambda cell: Noting(), lambda cell: None)  # type: ignore[arg-type,return-value]
+    assert snapshot.order_snapshot(store, 0, lambda cell: Noting(), lambda cell: None, lambda: None)  # type: ignore[arg-type,return-value]
     for index, cell in store.cells.items():
         assert store.initialise(index, torch.zeros(cell.block.length))
         assert cell.state is not None and torch.equal(cell.state.weights, torch.full((cell.block.length,), 2.0))

@@ -314,7 +314,7 @@ class SimCoordinator:
         return saved
 
     def _sweep(self, action: e.SweepOrphans) -> None:
-        job = records.sweep(self.world.volume, self.shard.pod, (action.term, action.before))
+        job = records.sweep(self.world.volume, self.shard.pod, action.before)
         self._ask(job, lambda done: None, lambda problem: None)  # type: ignore[arg-type,return-value]
 
     def _room(self, action: e.MeasureRoom) -> None:

@@ -103,15 +103,20 @@ def prune(volume: Volume, pod: str, keep: int, saved: Saved) -> Job:
             if ordinary > max(1, keep):
                 volume.unlink(pod, name)
     yield volume.seconds(pod)
-    yield from sweep(volume, pod, (saved.term, saved.snapshot))
+    yield from _removed(volume, pod, lambda term, number: (term, number) < (saved.term, saved.snapshot))
 
 
-def sweep(volume: Volume, pod: str, before: tuple[int, int]) -> Job:
-    """Delete data files of snapshots below `before` (term, snapshot) that no manifest lists."""
+def sweep(volume: Volume, pod: str, before: int) -> Job:
+    """Delete data files of snapshots below number `before`, of whatever term, that no manifest lists."""
+    yield from _removed(volume, pod, lambda _term, number: number < before)
+
+
+def _removed(volume: Volume, pod: str, goes: Callable[[int, int], bool]) -> Job:
+    """Delete the data files that no manifest lists and whose term and snapshot are to go."""
     names = yield from volume.listing(pod)
     kept = [file.content for name, file in volume.files.items() if _MANIFEST.fullmatch(name) and isinstance(file.content, Saved)]
     listed = {name for made in kept for name in (made.name, *made.files)}
     for name in names:
         match = _DATA.match(name.removesuffix(TEMP))
-        if match is not None and (int(match[1]), int(match[2])) < before and name not in listed:
+        if match is not None and goes(int(match[1]), int(match[2])) and name not in listed:
             volume.unlink(pod, name)

@@ -54,9 +54,13 @@ class Snapshots:
             admission = store.admission
             self._table = admission.save() if order.clocks is None else admission.save_at(order.clocks)
         pin, rows = functools.partial(self._pin, order.snapshot), functools.partial(self._rows, order.snapshot)
-        if not order_snapshot(store, order.step, pin, rows):
-            self._snapshot = None
+
+        def late() -> None:
             shard.post(e.TooLate(order.snapshot, store.furthest()))
+
+        if not order_snapshot(store, order.step, pin, rows, late):
+            self._snapshot = None
+            late()
             return
         shard.post(e.Armed(order.snapshot))
         if not store.all_cells():

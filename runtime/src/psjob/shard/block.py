@@ -329,7 +329,7 @@ class ParameterBlock(ServedState):
         if self._snapshot is None or self.state is None:
             return
         step, stored, hold = self._snapshot
-        if step >= 0 and not self._at_step(step):
+        if self._comes_to(step):
             return
         if step >= 0 and self.update is not None and self.stored != step:
             return

@@ -49,6 +49,7 @@ class ServedState(ABC):
         self.pending = PendingPushes()
         self.waiters = Waiters()
         self._snapshot: tuple[int, int, Callable[[Any], Any]] | None = None
+        self._late: Callable[[], None] = lambda: None
         """The step of a snapshot that it has not come to, the least clock of stored weights, and what holds it then."""
 
     @property
@@ -67,14 +68,15 @@ class ServedState(ABC):
             return self.waiters.take(ranks, self.bound.reached(self.barrier), self.bound.goes(self.barrier))
         return self.waiters.take(ranks, self.n, lambda rank, version: self.n >= version)
 
-    def order_snapshot(self, step: int, hold: Callable[[Any], Any], stored: int = 0) -> bool:
+    def order_snapshot(self, step: int, hold: Callable[[Any], Any], stored: int = 0, late: Callable[[], None] = lambda: None) -> bool:
         """Hold on to this with `hold` when it is at `step` (where that is negative: as it is now). False: too late.
 
-        If the workers step by themselves, a block that is held as it is now has the weights of clock `stored` at least.
+        If the workers step by themselves, a block that is held as it is now has the weights of clock `stored` at least. `late` is called
+        once it can no longer come to `step`: a worker that this shard had not met yet has been beyond it.
         """
         if step >= 0 and (self.n > step if self.bound is None else self.bound.beyond(step)):
             return False
-        self._snapshot = (step, stored, hold)
+        self._snapshot, self._late = (step, stored, hold), late
         self._hold_if_due()
         return True
 
@@ -89,6 +91,15 @@ class ServedState(ABC):
 
     @abstractmethod
     def _hold_if_due(self) -> None: ...
+
+    def _comes_to(self, step: int) -> bool:
+        """Is it still to come to the step of a snapshot? One to which it cannot come is let go."""
+        if step < 0 or self._at_step(step):
+            return False
+        if self.bound is not None and self.bound.passed(step):
+            self._snapshot = None
+            self._late()
+        return True
 
     def _at_step(self, step: int) -> bool:
         """Has it come to the step of a snapshot?"""
@@ -435,6 +446,11 @@ class StalenessBound:
         with self._lock:
             highest = max(self._admission.pushed(self._position).values(), default=0)
         return highest > step or (highest == step and not self.stands_at(step))
+
+    def passed(self, step: int) -> bool:
+        """Has a worker pushed `step`, or told that a process before this shard's had it?"""
+        with self._lock:
+            return max(self._admission.pushed(self._position).values(), default=0) > step
 
     def awaited(self, rank: int, step: int, barrier: int | None) -> tuple[list[int], int]:
         """Whom worker `rank` waits for to begin `step`, and the step that they have not pushed."""

@@ -164,9 +164,13 @@ class Snapshots:
         with self._lock:
             self._held = order  # from here on others may hold for it
             self._table = self._table_now(order)
-        number = order.snapshot
-        if not order_snapshot(self._store, order.step, lambda cell: self._hold(number, cell), lambda table: self._hold_rows(number, table)):
-            self._post(e.TooLate(number, self._store.furthest()))
+        number, store = order.snapshot, self._store
+
+        def late() -> None:  # a block's lock is held, and who gives up takes those of all blocks
+            self._disk.put(lambda: self._post(e.TooLate(number, store.furthest())))
+
+        if not order_snapshot(store, order.step, lambda cell: self._hold(number, cell), lambda table: self._hold_rows(number, table), late):
+            self._post(e.TooLate(number, store.furthest()))
             return
         self._post(e.Armed(number))
         if not self._store.all_cells():
@@ -397,13 +401,19 @@ def _copy_ahead(pins: list[BlockSnapshot]) -> None:
             return
 
 
-def order_snapshot(store: Store, step: int, pin: Callable[[ParameterBlock], BlockSnapshot], hold: Callable[[ServedTable], None]) -> bool:
-    """Hold on to every block and table at `step` (-1: now). False, and nothing ordered, when one is already beyond it."""
+def order_snapshot(
+    store: Store, step: int, pin: Callable[[ParameterBlock], BlockSnapshot], hold: Callable[[ServedTable], None], late: Callable[[], None]
+) -> bool:
+    """Hold on to every block and table at `step` (-1: now). False, and nothing ordered, when one is already beyond it.
+
+    `late` is called, perhaps several times and with a block's lock held, if one cannot come to it any more.
+    """
     done: list[ParameterBlock | ServedTable] = []
     stored = max(row.left_at or 0 for row in store.admission.rows.values())
     for cell in store.all_cells():
         with cell.lock:
-            ordered = cell.order_snapshot(step, pin, stored) if isinstance(cell, ParameterBlock) else cell.order_snapshot(step, hold)
+            act: Callable[[Any], Any] = pin if isinstance(cell, ParameterBlock) else hold
+            ordered = cell.order_snapshot(step, act, stored, late)
         if not ordered:
             void_snapshot(done)
             return False

@@ -123,7 +123,7 @@ class ServedTable(ServedState):
         if self._snapshot is None:
             return
         step, _, hold = self._snapshot
-        if step < 0 or self._at_step(step):
+        if not self._comes_to(step):
             self._snapshot = None
             hold(self)
 
