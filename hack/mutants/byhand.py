@@ -7,6 +7,7 @@ from pathlib import Path
 
 PLAN = "operator/src/psjob_operator/plan"
 PSJOB = "runtime/src/psjob"
+OVERLAP = "tests/live/test_overlap.py"
 LONG_COPIES = "tests/live/test_staging.py::test_a_model_whose_copies_take_long_has_the_same_bits"
 DELAY = "tests/live/test_delay.py"
 SAME_STEPS = "tests/tensors/test_restarted_scripts.py::test_a_restart_makes_the_same_steps"
@@ -214,6 +215,20 @@ BY_HAND = (
         "        self.staging.keep_back()\n",
         "",
         (f"{LONG_COPIES}[sync-slow overlap]",),
+    ),
+    ByHand(
+        "a gradient that has changed since it left early counts",
+        f"{PSJOB}/worker/overlap.py",
+        "if self._holds(index, grads or ()):",
+        "if True:",
+        (f"{OVERLAP}::test_a_gradient_that_is_changed_after_it_was_sent_is_sent_again[by numpy]",),
+    ),
+    ByHand(
+        "early data of another scale counts",
+        f"{PSJOB}/worker/overlap.py",
+        "held == (lane, self._contents[header.block], scale)",
+        "held[:2] == (lane, self._contents[header.block])",
+        (f"{OVERLAP}::test_a_grad_scaler[none-sync]",),
     ),
     ByHand(
         "a step with a delay takes weights before they have come",

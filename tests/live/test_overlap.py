@@ -143,40 +143,116 @@ def test_accumulation_is_sent_in_its_last_pass(tmp_path: Path) -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
 
 
+def _by_numpy(model: nn.Module) -> None:
+    model[2].weight.grad.numpy()[0, 0] = 1.0
+
+
+def _in_part(model: nn.Module) -> None:
+    model[0].bias.grad.data.clamp_(-1e-3, 1e-3)
+
+
 CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     "clipping": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
     "by hand": lambda model: model[2].weight.grad.add_(1.0),
     "replaced": lambda model: setattr(model[2].weight, "grad", model[2].weight.grad * 2),
+    "removed": lambda model: setattr(model[0].weight, "grad", None),
+    "by .data": lambda model: [p.grad.data.neg_() for p in model.parameters()],
+    "a part by .data": _in_part,
+    "by numpy": _by_numpy,
 }
 
 
-@pytest.mark.parametrize("name", sorted(CHANGES))
-def test_a_gradient_that_was_changed_after_it_was_sent_ends_the_job(tmp_path: Path, last_words: Path, name: str) -> None:
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_gradient_that_is_changed_after_it_was_sent_is_sent_again(tmp_path: Path, name: str) -> None:
+    """In one step of two and in steps in a row; the weights are those of a job without overlap."""
+
     def act(worker: Worker) -> None:
-        train_step(worker, 0)
-        worker.optimizer.zero_grad()
-        loss_of(worker.model, batch(1, 0)).backward()
-        CHANGES[name](worker.model)
-        worker.optimizer.step()
+        for step in range(6):
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, worker.rank)).backward()
+            if step % 2 or worker.rank:
+                CHANGES[name](worker.model)
+            worker.optimizer.step()
 
-    with serving(tmp_path, workers=1, shards=2) as shards:
-        (error,) = together(made(shards, 1), act)
-        assert isinstance(error, SystemExit) and error.code == 77
-        assert [server.store.counters.applied for server in shards.servers] == [1, 1]
-    words = last_words.read_text()
-    assert ("0.weight" if name == "clipping" else "2.weight") in words and "was changed after overlap had sent it" in words
+    assert len(set(with_and_without(tmp_path, act))) == 1
 
 
-def test_a_grad_scaler_is_refused(tmp_path: Path, last_words: Path) -> None:
+def test_gradients_that_change_in_each_step_leave_at_the_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After four steps in a row nothing is sent twice any more, and a log line says so."""
+    early: list[int] = []
+
     def act(worker: Worker) -> None:
-        scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(loss_of(worker.model, batch(0, 0))).backward()
-        scaler.step(worker.optimizer)
+        seen = sent(worker)
+        for step in range(8):
+            seen.clear()
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(step, 0)).backward()
+            assert step not in (1, 2) or eventually(lambda: (Kind.EARLY, Flag.NONE) in seen)
+            CHANGES["clipping"](worker.model)
+            worker.optimizer.step()
+            worker.job.wait()
+            early.append(seen.count((Kind.EARLY, Flag.NONE)))
+            assert (Kind.PUSH, Flag.HELD) not in seen
+
+    with serving(tmp_path, workers=1, shards=1) as shards:
+        all_well(made(shards, 1), act)
+    assert early[1] and early[2] and early[5:] == [0, 0, 0]
+    assert [record.levelname for record in caplog.records if "in 4 steps in a row" in record.message] == ["WARNING"]
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_change_through_data_on_a_device(tmp_path: Path, last_words: Path, step: int) -> None:
+    """Where a device would have to be waited for, steps 0, 1, 2, 4 and so on are compared. A change between them is not seen."""
+
+    def act(worker: Worker) -> None:
+        worker.session.overlap._compares = False
+        for each in range(8):
+            worker.optimizer.zero_grad()
+            loss_of(worker.model, batch(each, 0)).backward()
+            if each == step:
+                CHANGES["by .data"](worker.model)
+            worker.optimizer.step()
 
     with serving(tmp_path, workers=1, shards=1) as shards:
         (error,) = together(made(shards, 1), act)
-        assert isinstance(error, SystemExit) and error.code == 77
-    assert "GradScaler" in last_words.read_text()
+    if step == 6:
+        assert error is None
+        return
+    assert isinstance(error, SystemExit) and error.code == 77
+    assert "step 4: the gradient of 0.weight was changed through .data or NumPy" in last_words.read_text()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("push", ["none", "fp16"])
+def test_a_grad_scaler(tmp_path: Path, push: str, mode: str) -> None:
+    """Its factor grows in step 3 and shrinks where a worker finds inf. What left before `step` has the same bits."""
+    held: dict[int, list[int]] = {}
+
+    def act(worker: Worker) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1000.0, growth_interval=3, growth_factor=1.7)
+        seen = sent(worker)
+        for step in range(9):
+            seen.clear()
+            worker.optimizer.zero_grad()
+            scaler.scale(loss_of(worker.model, batch(step, worker.rank))).backward()
+            if worker.session.overlap is not None:
+                eventually(lambda: seen.count((Kind.EARLY, Flag.NONE)) >= len(worker.session.layout.blocks), 5)
+            if step == 5:
+                worker.model[0].weight.grad[0, 0] = float("inf")
+            if step == 7:
+                scaler.unscale_(worker.optimizer)
+            scaler.step(worker.optimizer)
+            scaler.update()
+            worker.job.wait()
+            held.setdefault(worker.rank, []).append(seen.count((Kind.PUSH, Flag.HELD)))
+
+    workers = 2 if mode == "sync" else 1
+    found = with_and_without(tmp_path, act, workers, mode=mode, compression=CompressionConfig(push, "none", 0.1))
+    assert len(set(found)) == 1
+    last = held[0][9:]
+    assert last[0] == last[5] == last[7] == 0, "the first step, one with inf, one that was unscaled"
+    assert last[2] > 0, "the factor is that of the step before"
+    assert last[3] == 0 and last[4] > 0, "it has grown"
 
 
 def test_parameters_without_gradients_absent_ranks_and_late_ones(tmp_path: Path) -> None:
@@ -494,6 +570,18 @@ def test_codecs_and_streams_that_break(tmp_path: Path, push: str, pull: str) -> 
             all_well(group, steps(10, spoil))
             found.add(tensors_sha256(group[1].model.parameters()))
     assert len(found) == 1
+
+
+def with_and_without(folder: Path, act: Callable[[Worker], None], workers: int = 2, **serves: Any) -> list[str]:
+    """Without overlap, then with it: SHA-256 of the weights that each worker has at the end."""
+    found = []
+    for overlap in (False, True):
+        with serving(folder / str(overlap), workers=workers, shards=2, **serves) as shards:
+            models = [build() for _ in range(workers)]
+            group = [Worker(shards, rank, m, OPTIMIZERS["nesterov"](m), overlap=overlap) for rank, m in enumerate(models)]
+            all_well(group, act)
+            found += [tensors_sha256(worker.model.parameters()) for worker in group]
+    return found
 
 
 NUMBERS = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3}

@@ -90,8 +90,8 @@ def attach(
             run, copied or asked for its state: the job begins then. Optimizers of several classes, or of the same parameters, step on the
             workers, in mode sync.
         overlap: send gradients during backward, and let `step` return before all weights have come. Each module waits for its own weights
-            at its next forward. Code that reads weights in another way must call `psjob.wait()` first. A gradient must stay as backward
-            left it until `step` (no clipping by hand, no GradScaler).
+            at its next forward. Code that reads weights in another way must call `psjob.wait()` first. A gradient that is
+            changed between backward and `step` is sent again.
         later: what `optimizer.add_param_group` adds after attach, such as a backbone that is trained from the third epoch on. Give for each
             group a module or its parameters, in their order. Until then these are parameters of the job without a gradient.
         stateful: what else a restart must put back, by name (schedulers, a GradScaler …): objects with `state_dict` and `load_state_dict`.

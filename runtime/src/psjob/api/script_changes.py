@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, Protocol
 import torch
 
 from psjob.api import advice
-from psjob.layout import devices
+from psjob.layout import devices, memory
 from psjob.worker.session import WorkerSession
 
 VALUES: Final = 1 << 14
@@ -29,7 +29,6 @@ ROWS: Final = 1024
 """Parameters that one look reads. Of more the looks take turns."""
 ROUNDING: Final = 8
 """Units in the last place of the largest value: what adding to weights and subtracting the same leaves behind is no change."""
-_INTS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class WeightChangeDetector:
             if version == _version(p):
                 continue
             self._doubted.add(row)
-            if row in self._whole and (found := self._seen(row, *(_bits(t.detach()).flatten() for t in (self._whole[row], p)))) is not None:
+            if row in self._whole and (found := self._seen(row, *(memory.bits(t).flatten() for t in (self._whole[row], p)))) is not None:
                 return found
         return None
 
@@ -189,15 +188,9 @@ def _version(p: torch.Tensor) -> int:
     return 0 if p.is_inference() else p._version
 
 
-def _bits(p: torch.Tensor) -> torch.Tensor:
-    """Integers of the same bits, so that NaN is equal to itself."""
-    p = torch.view_as_real(p) if p.is_complex() else p
-    return p.view(_INTS[p.element_size()])
-
-
 def _sample(p: torch.Tensor, count: int) -> torch.Tensor:
     """A view of at most `count` values, spread over `p`."""
-    p = _bits(p)
+    p = memory.bits(p)
     dense = p.permute(sorted(range(p.dim()), key=p.stride, reverse=True))
     if not dense.is_contiguous():
         return p.as_strided((min(*p.shape, count, count),), (sum(p.stride()),))

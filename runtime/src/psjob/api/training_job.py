@@ -120,7 +120,7 @@ class TrainingJob:
         several = place.config.workers > 1 and not place.config.stages
         self.inputs = FirstInputs(pairs[0].model, lambda sums: self.session.inputs(sums)) if several else None
         """None where there is nobody to have the same data, or the script uses `ps.shard`."""
-        told = several and self.clips and not overlap and place.rank == 0
+        told = several and self.clips and place.rank == 0
         self.gradients = OwnGradients(self.parameters, [spec.name for spec in table]) if told else None
         self.clipping = clipping.Clipping(
             place.config.max_grad_norm, pairs, self.parameters, self.left, self.clips, bool(self.tables.specs), self.refuse
@@ -502,8 +502,6 @@ class TrainingJob:
             self.gradients.step(
                 (row for row, g in enumerate(grads) if g is not None), getattr(pair.optimizer, "found_inf", None) is not None
             )
-        if self.session.overlap is not None and getattr(pair.optimizer, "found_inf", None) is not None:
-            self.refuse("overlap=True sends gradients before a GradScaler has unscaled them; attach without it, or train in bfloat16")
         if self.tables.counts and (getattr(pair.optimizer, "found_inf", None) is not None or self.place.config.non_finite == "skip"):
             self.refuse("a skipped step loses what a ps.Table was given; train in bfloat16, without GradScaler and nonFinite: skip")
         if {g.layout for g in grads if g is not None} - {torch.strided}:

@@ -39,6 +39,15 @@ def has_bytes(tensor: torch.Tensor) -> bool:
     return plain and not tensor.is_conj() and not tensor.is_neg()
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a dense tensor as integers of the same bits, so that NaN is equal to itself. A complex number is two of them."""
+    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return real.view(_INTEGERS[real.element_size()])
+
+
+_INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def contiguous_values(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a dense tensor as one that has bytes; the tensor itself, detached, if it has them."""
     return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()

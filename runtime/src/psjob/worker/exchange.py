@@ -81,7 +81,8 @@ class Exchange:
         self.sharing = self.memory.share(state.layout, state.mode.steady)
         self.present = 1
         """Processes of this worker whose gradients are in a push."""
-        self._scale = 1.0
+        self.scale = 1.0
+        """What the gradients of the clock in hand, or of the last one, are multiplied by."""
         self._info = 0
         """The number of the newest hyperparameters that the shards were told."""
         self._infos: dict[int, dict[str, Any]] = {}
@@ -123,7 +124,7 @@ class Exchange:
         """As `begin`, of a clock whose hyperparameters the shards have as `info`. `bases`: by block, the version it was computed on."""
         flags = Flag.ABSENT if grads is None else (Flag.SKIP if skip else Flag.NONE)
         self.sharing.begin(grads, scale != 1.0)
-        self.sources, self._scale = grads or (), scale
+        self.sources, self.scale = grads or (), scale
         self.compression.begin(clock, frozenset(without_gradient(grads)), self.may_skip or self.finite.may_skip)
         self.skipped = False
         self.rows.push(flags, info, self.newest_version)
@@ -187,13 +188,20 @@ class Exchange:
         offset, length = self.sharing.place(header.block)
         if header.kind is not Kind.PUSH or header.flags:
             return offset, 0
-        return (offset, length) if self.sharing.stage(header.block, self.sources, self._scale) else None
+        return (offset, length) if self.sharing.stage(header.block, self.sources, self.scale) else None
 
-    def payload(self, link: ShardConnection, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None]:
-        """A request as it goes to a link's shard, with what it carries, the same however often it is sent; None: nothing."""
+    def payload(
+        self, link: ShardConnection, header: Header, pack: Pack, scale: float | None = None
+    ) -> tuple[Header, torch.Tensor | None]:  # fmt: skip
+        """A request as it goes to a link's shard, with what it carries, the same however often it is sent; None: nothing.
+
+        `scale`: what its gradient is multiplied by, if not by what the clock in hand says.
+        """
         if header.kind not in (Kind.PUSH, Kind.EARLY) or header.flags:
             return header, None
-        return self.compression.encode(link.index, header, lambda: self._unscaled(header.block, pack))
+        return self.compression.encode(
+            link.index, header, lambda: self._unscaled(header.block, pack, self.scale if scale is None else scale)
+        )
 
     def order(self, block: int) -> int:
         """How early a block is to be sent among those that could be; of equal ones the first asked for goes first."""
@@ -258,9 +266,9 @@ class Exchange:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _unscaled(self, block: int, pack: Pack) -> torch.Tensor:
+    def _unscaled(self, block: int, pack: Pack, scale: float) -> torch.Tensor:
         flat = self.memory.leaving(block, pack, self.sources)
-        return flat if self._scale == 1.0 or self.sharing.scaled(block) else torch.mul(flat, self._scale, out=pack.flat)
+        return flat if scale == 1.0 or self.sharing.scaled(block) else torch.mul(flat, scale, out=pack.flat)
 
     def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""

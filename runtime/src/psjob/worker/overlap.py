@@ -1,7 +1,11 @@
 """Overlap: a block's gradient goes to its shard while backward runs, its weights come back while the next forward runs.
 
 What is sent before `step()` is EARLY data: the shard keeps it for this stream and counts nothing. `step()` turns it into a
-push by a frame without payload that names it (HELD), or pushes the block whole where that would not be the gradient of now.
+push by a frame without payload that names it (HELD). If the script has changed the gradient since (clipping, `GradScaler.unscale_`, by
+hand), `step()` pushes the block whole. If it does so in each step, gradients leave at `step()` from then on.
+
+A gradient under a GradScaler leaves multiplied by the factor of the step before, which seldom changes. A step with another factor pushes
+its blocks whole.
 Answers are awaited by the modules that use them. Hooks tell of gradients as backward makes them, of modules as they begin, and of
 readers of the weights.
 
@@ -15,10 +19,11 @@ the step ends.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -33,6 +38,13 @@ from psjob.worker.exits import SessionEnd
 from psjob.worker.rows import Rows
 from psjob.worker.staging import Staging
 from psjob.worker.step_parts import COPY_OUT
+
+log = logging.getLogger("psjob.worker")
+
+GIVEN_UP: Final = 4
+"""After so many steps in a row in which a gradient was changed after it had left."""
+COMPARED: Final = 64
+"""In each so many-th step a gradient on a device is compared with what has left."""
 
 
 class Readiness:
@@ -269,8 +281,12 @@ class Overlap:
         """Blocks that were queued as early data since the last step, or that their shard reads where they lie."""
         self._lying: set[int] = set()
         """Of these, the latter."""
-        self._early: dict[int, tuple[WorkerLane, int]] = {}
-        """By block: on which stream its newest early data went, and which contents that were."""
+        self._early: dict[int, tuple[WorkerLane, int, float]] = {}
+        """By block: on which stream its newest early data went, which contents that were, and by which factor they were multiplied."""
+        self._changed_steps = 0
+        """So many steps in a row had a gradient that was changed after it had left; `GIVEN_UP`: none leaves early any more."""
+        self._compares = device.type == "cpu"
+        """Gradients are compared with what has left in each step; else in some, for then a device has to be waited for."""
         self._contents = [0] * len(layout.blocks)
         """Counts what each block's staging memory has held."""
         self._busy: list[int] = []
@@ -283,7 +299,7 @@ class Overlap:
         """A gradient has been accumulated: stage it, and send the blocks that are whole with it."""
         parts = self.state.parts
         before = parts.to(COPY_OUT)
-        if not self.graphed and self._free(row):
+        if self._changed_steps < GIVEN_UP and not self.graphed and self._free(row):
             for index in self._places[row] & self._issued:
                 self._renew(index)
             self._stage(row, gradient)
@@ -347,12 +363,17 @@ class Overlap:
         exchange.finish()
         self._learn()
         before = state.parts.to(COPY_OUT)
-        early = [] if grads is None or skip else [index for index in self._unchanged(grads) if not self._lies_unshared(index)]
+        likely = [] if grads is None or skip else [index for index in self._unchanged(grads) if not self._lies_unshared(index)]
         make = exchange.begin(grads, hyperparameters, skip, scale)
         exchange.expect(targets)
-        for index in sorted(early, key=self.order):
-            exchange.request(self.links[state.owner[index]], make, state.layout.blocks[index])
-        self._push_rest(make, set(early), None if skip else grads)
+        early: set[int] = set()
+        for index in sorted(likely, key=self.order):
+            if self._holds(index, grads or ()):
+                exchange.request(self.links[state.owner[index]], make, state.layout.blocks[index])
+                early.add(index)
+        if not skip and (left := self._issued & self._readiness.whole):
+            self._note_changes(left > early)
+        self._push_rest(make, early, None if skip else grads)
         self.staging.keep_back()
         state.parts.to(before)
         state.stepped()
@@ -372,31 +393,50 @@ class Overlap:
             self.learning = False
 
     def _unchanged(self, grads: Sequence[torch.Tensor | None]) -> list[int]:
-        """Blocks whose early data is the gradient of now. Raises SessionEnd (refused), naming a parameter that was changed since."""
-        early = []
-        for index in sorted(self._issued & self._readiness.whole):
-            same = True
-            for row in self._rows[index]:
-                staged, version = self._staged.get(row, (None, 0))
-                now = grads[row]
-                if staged is None or now is None:
-                    same &= staged is now
-                elif staged is not now or staged._version != version:
-                    raise SessionEnd("refused", self._changed(row))
-            if same:
-                early.append(index)
-        return early
+        """Blocks whose early data is the gradient of now, as far as torch has counted changes."""
+        return [
+            index
+            for index in sorted(self._issued & self._readiness.whole)
+            if all(self._as_staged(row, grads[row]) for row in self._rows[index])
+        ]
+
+    def _as_staged(self, row: int, now: torch.Tensor | None) -> bool:
+        staged, version = self._staged.get(row, (None, 0))
+        return staged is now and (staged is None or staged._version == version)
+
+    def _holds(self, index: int, grads: Sequence[torch.Tensor | None]) -> bool:
+        """Is the block's early data the gradient of now in each bit? Changes through `.data` and NumPy are counted by nobody.
+
+        On a device that has to be waited for it is looked at in steps 0, 1, 2, 4 and so on, and in each 64th. Raises SessionEnd (refused)
+        if such a change is found there, since the steps between were not looked at.
+        """
+        clock = self.state.clock
+        if not self._compares and clock & (clock - 1) and clock % COMPARED:
+            return True
+        differs = self.staging.differs(index, grads)
+        if differs is not None and not self._compares:
+            raise SessionEnd("refused", self._changed_unseen(differs))
+        return differs is None
 
     def _lies_unshared(self, index: int) -> bool:
         """Was the block left for its shard to read where it lies, and the shard cannot any more?"""
         return index in self._lying and not self.links[self.state.owner[index]].shared
 
-    def _changed(self, row: int) -> str:
-        name = self.state.layout.table[row].name
+    def _changed_unseen(self, row: int) -> str:
         return (
-            f"the gradient of {name} was changed after overlap had sent it (clipping, unscaling, or adding to it by hand). "
-            "Call attach without overlap=True, or leave gradients as backward makes them"
+            f"step {self.state.clock}: the gradient of {self.state.layout.table[row].name} was changed through .data or NumPy after "
+            "overlap=True had sent it, and torch counts no such change. Change p.grad itself (p.grad.clamp_(…) in place of "
+            "p.grad.data.clamp_(…)), or call attach without overlap=True"
         )
+
+    def _note_changes(self, some: bool) -> None:
+        """Of the gradients that left early, some have changed since, or none. After several steps with some, none leaves early."""
+        self._changed_steps = self._changed_steps + 1 if some else 0
+        if self._changed_steps == GIVEN_UP:
+            log.warning(
+                "the script has changed its gradients after backward in %d steps in a row, so from now on they leave at optimizer.step(): "
+                "sent during backward, they would be sent twice", GIVEN_UP,
+            )  # fmt: skip
 
     def _push_rest(self, make: Callable[[Block], Header], early: set[int], grads: Gradients) -> None:
         """Push what no early data stands for, in the layout's order on every worker, within the credit. `grads`: None for no payload.
@@ -424,19 +464,20 @@ class Overlap:
 
     def outgoing(self, lane: WorkerLane, header: Header, pack: Pack) -> tuple[Header, torch.Tensor | None] | None:
         """As `Exchange.outgoing`: for early data that the shard holds, a push is only its name."""
+        scale = self.exchange.scale  # read once: the step that begins meanwhile may have another
         with self._sending:
             if header.kind is Kind.EARLY:
                 if header.request != self._contents[header.block] or header.clock != self.state.clock:
                     return None
                 if self.exchange.compression.feeds_back(lane.link.index, header.block, header.clock):
                     return None  # its residual would count before the step does
-                self._early[header.block] = (lane, header.request)
+                self._early[header.block] = (lane, header.request, scale)
             elif header.kind is Kind.PUSH:
                 held = self._early.pop(header.block, None)
-                if held is not None and not header.flags and held == (lane, self._contents[header.block]):
+                if held is not None and not header.flags and held == (lane, self._contents[header.block], scale):
                     return header._replace(flags=Flag.HELD, part=held[1]), None
             self._busy.append(header.block)
-        return self.exchange.payload(lane.link, header, pack)
+        return self.exchange.payload(lane.link, header, pack, scale)
 
     def sent(self, header: Header) -> None:
         """The block's staging memory may get other contents."""

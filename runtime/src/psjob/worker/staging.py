@@ -114,6 +114,20 @@ class Staging(ModelMemory):
         _wait_for(self._copied.get(block))
         return self._gradients[block].flat
 
+    def differs(self, block: int, gradients: Sequence[torch.Tensor | None]) -> int | None:
+        """The first table row whose gradient is not, bit by bit, what was copied of it to the block; None: no row. Waits for a device."""
+        flat = self.gradient(block)
+        for piece in self.layout.blocks[block].pieces:
+            copied, now = flat[piece.block_offset : piece.block_offset + piece.length], gradients[piece.tensor]
+            if now is None:
+                same = not bool(memory.bits(copied).any())
+            else:
+                part = now.detach().reshape(-1)[piece.tensor_offset : piece.tensor_offset + piece.length]
+                same = torch.equal(memory.bits(copied), memory.bits(memory.contiguous_values(part)))
+            if not same:
+                return piece.tensor
+        return None
+
     def keep_back(self) -> None:
         """What the calling thread begins from now on changes a gradient only after its copy is complete."""
         self._out.join()
