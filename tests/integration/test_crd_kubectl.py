@@ -75,7 +75,6 @@ def test_defaults_that_the_api_server_stores(job_api: Api, namespace: str) -> No
             "seed": 0,
             "lrScaling": "none",
             "warmupSteps": 0,
-            "streams": 1,
             "encryption": "auto",
             "transport": "auto",
             "nonFinite": "pass",

@@ -49,7 +49,7 @@ class Shards:
 
     def __init__(
         self, folder: Path, workers: int = 2, shards: int = 2, mode: str = "sync", update_at: str | None = None,
-        checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int = 1,
+        checkpoint: CheckpointConfig = NEVER, run: str = "run-1", streams: int | None = 1,
         gradients: int = 1 << 32, transport: str = "auto",
         compression: CompressionConfig = CompressionConfig(), update_rule: str | None = None,
         line: Callable[[int], int] = lambda port: port, attempt: int = 1, ports: Sequence[int] = (), host: str = "127.0.0.1",

@@ -21,6 +21,7 @@ from torch import nn
 
 from psjob.api.recording import ResumeRecorder
 from psjob.checkpoint.final import tensors_sha256
+from psjob.process import system
 from psjob.shard.pending import Gradient
 from psjob.wire import tcp
 from psjob.wire.frame import Header, Kind, WireError, dump
@@ -88,6 +89,50 @@ def test_lanes_give_the_bits_of_one_stream(tmp_path: Path) -> None:
             return tensors_sha256(workers[0].model.parameters())
 
     assert run(1) == run(STREAMS)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_streams_by_cores_and_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, transport: str) -> None:
+    """On 8 cores a lone worker has 8 streams by shared memory, and 4 over TCP. It tries one beside all of them, and the bits stay."""
+    monkeypatch.setattr(system, "cores", lambda: 8)
+    monkeypatch.setattr("psjob.protocol.streams.LEAST_BYTES", 1)
+    most = 8 if transport == "auto" else 4
+    plain, used = WorkerLane.send_block, set[int]()
+
+    def noted(lane: WorkerLane, header: Header) -> None:
+        used.add(lane.link.lanes.index(lane))
+        plain(lane, header)
+
+    monkeypatch.setattr(WorkerLane, "send_block", noted)
+
+    def run(streams: int | None) -> tuple[str, list[int]]:
+        counts: list[int] = []
+
+        def act(worker: Worker) -> None:
+            generator = torch.Generator().manual_seed(0)
+            for step in range(32):
+                if step == 22:
+                    worker.session.links[0].close()
+                used.clear()
+                for p in worker.model.parameters():
+                    p.grad = torch.randn(p.shape, generator=generator)
+                worker.optimizer.step()
+                counts.append(len(used))
+            assert worker.session.exchange.trial.over
+
+        with serving(tmp_path / str(streams), workers=1, shards=1, mode=mode, transport=transport, streams=streams) as shards:
+            model = nn.Linear(512, 512)
+            for p in model.parameters():
+                nn.init.zeros_(p)
+            worker = Worker(shards, 0, model, torch.optim.SGD(model.parameters(), lr=1.0))
+            all_well([worker], act)
+            return tensors_sha256(worker.model.parameters()), counts
+
+    bits, ones = run(1)
+    again, counts = run(None)
+    assert set(ones) == {1} and again == bits
+    assert counts[:8] == [most] * 8 and counts[8:12] == [1] * 4 and counts[12:16] == [most] * 4 and counts[-1] in (1, most)
 
 
 @pytest.mark.parametrize("mode", ["sync", rotating("async")])

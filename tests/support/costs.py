@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from random import Random
+from statistics import median
 from typing import TypeVar
 
+from hack.testing.cost import slowness
 from tests.support.fuzzing import byte_changes, changed_bytes
 from tests.support.heaps import small_heap
 
 LIMIT_SECONDS = 0.1
-"""Of one shard's processor, for one input."""
+"""Of one shard's processor, for one input, on the machine of the tests' budgets."""
 MOST_BYTES = 1 << 20
 MOST_MEMORY = 64 << 20
 """Bytes that one input may make a process allocate: of JSON two bytes become an object of 64."""
@@ -61,13 +64,24 @@ def dearest(
             found[found.index((most, worst))] = (again, worst)
 
 
+@functools.cache
+def slower() -> float:
+    """How many times as long this machine needs as that of the budgets; 1 where it is quicker."""
+    return max(1.0, median(slowness() for _ in range(9)))
+
+
+def since(began: float) -> float:
+    """Seconds of this thread's processor since `began` (`time.thread_time`), as they are on the machine of the budgets."""
+    return (time.thread_time() - began) / slower()
+
+
 def seconds(read: Callable[[T], object]) -> Callable[[T], float]:
     """What an input costs of this thread's processor. `read` may raise ValueError or what else it promises: a refusal costs time too."""
 
     def cost(value: T) -> float:
         began = time.thread_time()
         _try(value, read)
-        return time.thread_time() - began
+        return since(began)
 
     return cost
 

@@ -33,6 +33,7 @@ from psjob.wire.event_loop import NonBlockingStream
 from psjob.wire.frame import HEADER_BYTES, Flag, Header, Kind, parse, run_digest
 from psjob.wire.reading import Pause, ReadRequest, StreamClosed, Wants
 from tests.live.live_shards import NEVER
+from tests.support.costs import slower
 from tests.support.runkeys import RUN as KEYS
 from tests.support.runkeys import handed
 
@@ -184,7 +185,7 @@ class WholeShard:
             heard += _came(here)
             if serving.over:
                 break
-        self.spent = time.process_time() - began
+        self.spent = (time.process_time() - began) / slower()
         return heard
 
 

@@ -125,7 +125,6 @@ def _edges(path: str, low: int, high: int) -> list[Case]:
 
 _RANGES = [
     ("spec.training.seed", 0, 2**31 - 1),
-    ("spec.training.streams", 1, 8),
     ("spec.training.delay", 0, 8),
     ("spec.shards.replicas", 1, 256),
     ("spec.shards.progressDeadlineSeconds", 2, 3600),
@@ -199,6 +198,7 @@ REFUSED: list[Case] = [
         )
         for value in values),
     *(Case(f"no-step-{value}", {(at := "spec.workers.progressDeadlineSeconds"): value}, at, "must be 5..86400; ") for value in (4, 86_401)),
+    *each_refused("streams", "spec.training.streams", (0, -1, 9, "all", "2", ""), "must be 1..8 or auto; "),
     *each_refused("processes", "spec.workers.processes", (0, -1, 65, "all", "2", ""), "must be 1..64 or auto; "),
     Case("processes-of-many-gpus", {"spec.workers.processes": "auto",
         "spec.workers.template.spec.containers.0.resources": {"limits": {"nvidia.com/gpu": 65}}}, "spec.workers.processes",
@@ -333,6 +333,7 @@ REFUSED: list[Case] = [
 
 PASSED: list[Case] = [
     *(case for row in _RANGES if row[0] != "spec.training.delay" for case in _edges(*row)),
+    *(Case(f"streams-{given}", {"spec.training.streams": given}) for given in (1, 8, "auto")),
     *(Case(f"delay-of-{name}", {"spec.training": training}) for name, training in (
         ("none", {"mode": "local", "delay": 0}),
         ("bounded-none", {"mode": "bounded", "delay": 0, "bounded": {"staleness": 0}}),

@@ -32,7 +32,7 @@ from psjob_operator.cluster.observe import _spec
 from psjob_operator.plan.objects import cluster_config, config_digest
 from psjob_operator.plan.observed_state import ObservedState
 from psjob_operator.plan.plan import plan
-from tests.support.costs import LIMIT_SECONDS, MOST_BYTES, dearest
+from tests.support.costs import LIMIT_SECONDS, MOST_BYTES, dearest, since
 from tests.support.fuzzing import Change, byte_changes, changed_bytes, changed_json, counts, fuzz, json_changes
 from tests.support.soaking import soak
 from tests.unit.api_manifest import GOOD, Case, changed
@@ -243,7 +243,7 @@ def observed(text: bytes) -> float:
     job = store.job(JobKey("space", "job"))
     assert job is not None
     _spec(job, SimpleNamespace(observed=None))  # type: ignore[arg-type]
-    return time.thread_time() - began
+    return since(began)
 
 
 def change(random: Random, one: bytes, other: bytes) -> bytes:

@@ -91,6 +91,7 @@ def test_stages_decide_which_updates_are_made() -> None:
     assert len(set(hashes)) == 4
     known = {"training": {**job().spec.training.to_manifest()}, "workers": 3}
     del known["training"]["encryption"], known["training"]["delay"]
+    known["training"]["streams"] = 1
     assert hashes[0] == hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
@@ -101,6 +102,16 @@ def test_a_delay_is_in_the_config_where_there_is_one(mode: str, delay: int) -> N
     assert made.get("delay") == (delay or None) and ("delay" in made) == (delay > 0)
     assert reading._config(made).delay == delay
     assert (objects.spec_hash(given.spec) == objects.spec_hash(plain.spec)) == (delay == 0)
+
+
+@pytest.mark.parametrize(("streams", "told"), [("auto", None), (1, 1), (3, 3)])
+def test_streams_that_psjob_chooses_are_one_to_an_older_library(streams: int | str, told: int | None) -> None:
+    """It passes over the key that it does not know."""
+    given = job(training={"streams": streams})
+    made = objects.cluster_config(given)
+    assert made["streams"] == (told or 1) and made.get("autoStreams") == (None if told else True)
+    assert reading._config(made).streams == told
+    assert (objects.spec_hash(given.spec) == objects.spec_hash(job().spec)) == (told != 3)
 
 
 def test_the_hash_of_a_spec_that_says_nothing_is_what_it_always_was() -> None:

@@ -15,11 +15,11 @@ import networkx
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"runtime": "runtime/src", "operator": "operator/src", "client": "client/src"}
-FILES = 339
+FILES = 340
 """Source files of runtime, operator and client together, at most."""
-LINES = 89_040
+LINES = 89_210
 """Lines of Python in them, at most."""
-TEST_LINES = 101_330
+TEST_LINES = 101_480
 """Lines of Python in tests/, at most."""
 LONGEST = 700
 """Lines of the longest source file, at most."""

@@ -159,6 +159,7 @@ def test_the_config_holds_what_the_contract_lists() -> None:
         "maxPushNorm",
         "transport",
         "streams",
+        "autoStreams",
         "gradientBytes",
         "stepTimeoutSeconds",
         "compression",

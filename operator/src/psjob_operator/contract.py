@@ -134,6 +134,7 @@ encryption: one of ENCRYPTION (absent: none)
 transport: "auto" | "tcp" (auto: shared memory where a worker and a shard can reach each other's, else TCP)
 sharing: "host" | "index" (absent: host. index: only a worker and a shard of one index share memory, as if each index were a machine)
 streams: int (TCP streams between a worker and a shard)
+autoStreams: true (shards offer as many streams as cores allow, and workers keep what is faster) | absent
 gradientBytes: int (gradients that a shard may hold of all workers together; each worker has an equal share)
 connectSeconds: float (600; how long a process tries to find its peers before it exits with EXIT_RETRY)
 """

@@ -203,7 +203,8 @@ def _fits(facts: MachineFacts, job: PSTrainingJob) -> Iterator[Finding]:
     needed = processes * PROCESS_BYTES
     if facts.memory is not None:
         yield judge(facts.memory >= needed, "job: memory", f"{amount(needed)} before the model", f"{amount(facts.memory)} free", fewer)
-    files = workers * job.spec.training.streams + shards + OWN_FILES
+    streams = job.spec.training.streams
+    files = workers * (streams if isinstance(streams, int) else 1) + shards + OWN_FILES
     remedy = "raise the hard limit (ulimit -Hn), or use fewer workers or streams"
     yield judge(facts.files is None or facts.files >= files, "job: open files", f"{files} a shard", _files(facts), remedy)
     if facts.ports is not None and facts.ports < shards * PORTS_EACH:

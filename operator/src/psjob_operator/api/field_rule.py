@@ -101,6 +101,17 @@ def between(at: str, low: float, high: float, remedy: str) -> FieldRule:
     )
 
 
+def between_or(at: str, low: int, high: int, word: str, remedy: str) -> FieldRule:
+    """A whole number of a range, or a word."""
+    return FieldRule(
+        at,
+        lambda given: given == word if isinstance(given, str) else low <= given <= high,
+        f"must be {low}..{high} or {word}",
+        remedy,
+        cel=f"type(self) == int ? self >= {low} && self <= {high} : self == '{word}'",
+    )
+
+
 def matching(at: str, pattern: str, limit: str, remedy: str) -> FieldRule:
     """A text of a pattern."""
     # `\Z`, since Python's `$` also matches before a last newline and CEL's does not.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from psjob_operator.api.claim_template import CLAIM_RULES, MANY, ONE_MOUNT, one_mount
-from psjob_operator.api.field_rule import FieldRule, Json, between, found, matching, option_words, options_of, sized
+from psjob_operator.api.field_rule import FieldRule, Json, between, between_or, found, matching, option_words, options_of, sized
 from psjob_operator.api.template import AUTO, MOST_PROCESSES, processes_of
 from psjob_operator.contract import ASYNC_OUTER_RULE, CORRECTIONS, MODES, UPDATE_RULES
 
@@ -109,7 +109,7 @@ _RANGES = (
     between("spec.training.warmupSteps", 0, 1_000_000_000, "leave it out for none"),
     between("spec.training.sync.maxGradNorm", 1e-6, 1_000_000, "leave it out"),
     between("spec.training.maxPushNorm", 1e-6, 10**12, "leave it out to take pushes of any size"),
-    between("spec.training.streams", 1, 8, "one is enough where both sides have few cores"),
+    between_or("spec.training.streams", 1, 8, AUTO, "leave it out for auto"),
     between("spec.training.gradientMebibytes", 4, 65536, "leave it out for 4096, or 4 per worker where that is more"),
     between("spec.training.compression.ratio", 0.0001, 0.5, "leave it out for 0.01; above 0.5 nothing becomes smaller"),
     between("spec.shards.replicas", 1, MOST_SHARDS, "one shard serves most models; more spread memory and traffic"),
@@ -387,13 +387,7 @@ def _asked(spec: Json) -> bool:
 
 
 _PROCESSES = (
-    FieldRule(
-        "spec.workers.processes",
-        lambda given: given == AUTO if isinstance(given, str) else 1 <= given <= MOST_PROCESSES,
-        f"must be 1..{MOST_PROCESSES} or {AUTO}",
-        "leave it out for 1; auto is the GPU limit of the worker's container",
-        cel=f"type(self) == int ? self >= 1 && self <= {MOST_PROCESSES} : self == '{AUTO}'",
-    ),
+    between_or("spec.workers.processes", 1, MOST_PROCESSES, AUTO, "leave it out for 1; auto is the GPU limit of the worker's container"),
     FieldRule(
         "spec",
         lambda spec: spec["workers"].get("processes") != AUTO or processes_of(AUTO, spec["workers"]["template"]) <= MOST_PROCESSES,

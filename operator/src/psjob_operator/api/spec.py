@@ -129,7 +129,7 @@ class Training(Model):
     update_at: Literal["shard", "worker"] | None = None
     """Where the optimizer runs. Absent: on the shards where psjob has a rule for it, else on the workers (sync only)."""
     update_rule: UpdateRule | None = None
-    """Optimizer rule by which a push changes the parameters in mode async. Absent: that of the script's optimizer. dana-slim is for many
+    """Optimizer rule that a push goes through in mode async. Absent: that of the script's optimizer. dana-slim is for many
     workers. delayed-nesterov in mode local: a round counts when it comes, without waiting."""
     rule_options: dict[str, float] | None = None
     """Hyperparameters of `updateRule` that the script's optimizer does not have, by name."""
@@ -139,22 +139,22 @@ class Training(Model):
     """Steps of a worker in which the learning rate rises from that of one process to the full one; 0..1000000000."""
     max_push_norm: float | None = None
     """Largest 2-norm of one worker's push, in each block of at most 4 MiB and each table. Shards scale down what is larger before they
-    reduce it. They take zeros for NaN and inf, and status says so. This bounds what one step of a worker can do that is compromised, or
+    reduce it. They take zeros for NaN and inf, and status says so. This bounds a step of a worker that is compromised, or
     whose loss has exploded. 0.000001..1000000000000. Absent: any."""
     non_finite: Literal["pass", "skip", "refuse"] = "pass"
     """A step with NaN or inf in a gradient. pass: is applied, as in torch, and counted. skip: is not made, in sync on all workers.
-    refuse: fails the job, which names worker, step and tensor. skip and refuse look before each push."""
+    refuse: fails the job and names worker, step and tensor. skip and refuse look before each push."""
     encryption: Literal["auto", "tls", "none"] = "auto"
     """Streams encrypted with TLS 1.3, by certificates of a CA of the run. auto: those between two hosts, or none where the chart's
     value mesh.encrypts is true. tls: all. none: all are in clear text, and authenticated."""
     transport: Literal["auto", "tcp"] = "auto"
     """auto: a worker and a shard in one pod or on one laptop exchange gradients and weights in shared memory, others by TCP. tcp: all
     by TCP."""
-    streams: int = 1
-    """TCP streams between each worker and each shard, both ways at once. More of them use more cores on both sides. 1..8."""
+    streams: Annotated[int | str, NumberOrWord()] = "auto"
+    """Streams between a worker and a shard: 1..8. Absent, auto: by cores and measured speed."""
     gradient_mebibytes: int | None = None
-    """MiB of gradients that a shard may hold of all workers together, also those that overlap sends before the step. Each worker has
-    an equal share, at least the 4 MiB of a block. Absent: 4096, or 4 for each worker if that is more. 4..65536."""
+    """MiB of gradients that a shard may hold of all workers together, also those sent before the step. Each worker has an equal share,
+    4 MiB at least. Absent: 4096, or 4 for each worker if that is more. 4..65536."""
     compression: Compression = Field(default_factory=lambda: Compression())
     """In how many bits numbers travel between workers and shards."""
     pipeline: PipelineSpec | None = None

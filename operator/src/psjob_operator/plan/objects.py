@@ -245,7 +245,7 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "maxPushNorm": spec.training.max_push_norm,
         "nonFinite": spec.training.non_finite,
         "transport": spec.training.transport,
-        "streams": spec.training.streams,
+        "streams": _streams(spec),
         "gradientBytes": gradient_mebibytes(spec) << 20,
         "compression": spec.training.compression.to_manifest(),
         "workers": spec.workers.replicas,
@@ -262,11 +262,22 @@ def _format_1(job: ConfigSource, shards: Sequence[tuple[str, int, int]], checkpo
         "shardTimeoutSeconds": float(spec.shards.progress_deadline_seconds),
         "stepTimeoutSeconds": None if spec.workers.progress_deadline_seconds is None else float(spec.workers.progress_deadline_seconds),
         "connectSeconds": CONNECT_SECONDS,
+        **_chosen(spec),
         **_delayed(spec),
         **_several(spec),
         **_summed(spec),
         **_staged(spec),
     }
+
+
+def _streams(spec: JobSpec) -> int:
+    """As a library reads it that knows no others than those that are named."""
+    return spec.training.streams if isinstance(spec.training.streams, int) else 1
+
+
+def _chosen(spec: JobSpec) -> dict[str, Any]:
+    """As `_staged`, of a job that names its streams."""
+    return {} if isinstance(spec.training.streams, int) else {"autoStreams": True}
 
 
 def _delayed(spec: JobSpec) -> dict[str, Any]:
@@ -332,7 +343,7 @@ def text_digest(text: str) -> str:
 def spec_hash(spec: JobSpec) -> str:
     """sha256 of what decides which updates are made: training, the number of workers and the stages. Shards may differ between runs."""
     training = {name: value for name, value in spec.training.to_manifest().items() if name not in ("encryption", "delay")}
-    training |= _delayed(spec)
+    training |= {"streams": _streams(spec), **_delayed(spec)}
     relevant: dict[str, Any] = {"training": training, "workers": spec.workers.replicas}
     relevant |= _several(spec)
     if spec.stages:

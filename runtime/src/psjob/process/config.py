@@ -79,7 +79,8 @@ class Config:
     success_policy: str
     shard_timeout: float
     connect_seconds: float
-    streams: int = 1
+    streams: int | None = 1
+    """Between each worker and each shard; None: as psjob finds."""
     gradients: int = contract.GRADIENT_MEBIBYTES << 20
     """Bytes of gradients that a shard may hold of all workers together."""
     compression: CompressionConfig = CompressionConfig()
@@ -421,7 +422,7 @@ def _config(raw: dict[str, Any]) -> Config:
         success_policy=str(raw["successPolicy"]),
         shard_timeout=float(raw["shardTimeoutSeconds"]),
         connect_seconds=float(raw.get("connectSeconds", 600)),
-        streams=int(raw.get("streams", 1)),
+        streams=None if raw.get("autoStreams") else int(raw.get("streams", 1)),
         gradients=int(raw.get("gradientBytes") or contract.GRADIENT_MEBIBYTES << 20),
         compression=_compression(raw.get("compression") or {}),
         transport=_word(raw, "transport", "auto", "tcp"),

@@ -119,6 +119,19 @@ OWN_FILES = 640
 """Descriptors that a shard needs beside its streams: files, listeners, status requests, handovers of memory, and strangers."""
 
 
+def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """That this process may use: those that it may run on, or fewer if its container has a limit."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            limit, period = (int(word) for name in files for word in (cgroup / name).read_text().split())
+        except (OSError, ValueError):  # no limit is the word max
+            continue
+        if limit > 0 and period > 0:
+            return max(1, min(own, -(-limit // period)))
+    return own
+
+
 def open_files(workers: int, streams: int, shards: int) -> int:
     """Raise RLIMIT_NOFILE to its hard limit; the limit then. Raises Refused if a shard of such a job needs more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -16,6 +16,7 @@ from psjob import contract
 from psjob.process import supervise, system
 from psjob.process.config import ProcessContext, place
 from psjob.process.errors import Refused, exit_refused, refused_after
+from psjob.protocol.streams import most_streams
 from psjob.shard import keeper
 from psjob.shard.acceptor import Acceptor, announce
 from psjob.wire import tcp
@@ -55,7 +56,8 @@ def serve(keeping: keeper.Keeping | None, held: keeper.LeftMemory | None) -> int
     supervise.guard()
     try:
         here = _checked(place())
-        files = system.open_files(here.config.workers, here.config.streams, len(here.config.shards))
+        each = here.config.streams or most_streams(here.config.workers, system.cores())
+        files = system.open_files(here.config.workers, each, len(here.config.shards))
     except Refused as refused:
         exit_refused(str(refused))
         raise
@@ -66,7 +68,7 @@ def serve(keeping: keeper.Keeping | None, held: keeper.LeftMemory | None) -> int
         print(f"psjob: {error}", file=sys.stderr)
         return contract.EXIT_RETRY
     acceptor = Acceptor(here)
-    streams = here.config.workers * here.config.streams + len(here.config.shards) + MORE_STREAMS
+    streams = here.config.workers * each + len(here.config.shards) + MORE_STREAMS
     StreamPool("shard").accept(listener, acceptor.serve, min(streams, files - system.OWN_FILES), GREETING_BYTES)
     if held is None:
         announce(here)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from psjob.contract import keys
 from psjob.modes import of as mode_of
 from psjob.process.config import ProcessContext
+from psjob.protocol.streams import MOST_STREAMS
 from psjob.shard.worker_fields import known
 from psjob.wire import tcp
 from psjob.wire.auth import Peer, ShardIdentity, Unproven
@@ -125,7 +126,7 @@ class Acceptor:
         with self._lock:
             begun = self._begun.setdefault(peer, {})
             begun[stream] = None
-            oldest = next(iter(begun)) if len(begun) > self.here.config.streams + SPARE else None
+            oldest = next(iter(begun)) if len(begun) > (self.here.config.streams or MOST_STREAMS) + SPARE else None
             if oldest is not None:
                 del begun[oldest]  # it comes to its end later; the next one has to close another
         if oldest is not None:

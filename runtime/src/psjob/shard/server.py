@@ -67,7 +67,7 @@ class Server:
         lends = config.transport != "tcp" and shared_memory.possible()
         broker = _broker(place) if lends else None
         self.store = Store(
-            place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, config.streams, lends,
+            place.index, len(config.shards), config.workers, place.number, mode_of(config), place.run, lends,
             reduction.reduction_named(config.reduction), config.stages,
         )  # fmt: skip
         self.store.outliving = Outliving(keeping)

@@ -126,8 +126,8 @@ class Session(WorkerState):
         with self._lock:
             if self.done.is_set() or not secrets.compare_digest(str(hello.get("token")), self._token):
                 raise WireError(f"worker {self.rank}: this lane belongs to another session; dial again")
-            if len(self.lanes) >= self.store.lanes:
-                raise WireError(f"worker {self.rank} has {len(self.lanes)} lanes, at most {self.store.lanes} are served")
+            if len(self.lanes) >= self.most_lanes:
+                raise WireError(f"worker {self.rank} has {len(self.lanes)} lanes, at most {self.most_lanes} are served")
             self.lanes.append(lane)
             self._reading += 1
         return self._read(lane)
@@ -214,6 +214,8 @@ class Session(WorkerState):
     def welcome(self, **extra: Any) -> None:
         """Tell the worker what this shard has of it: complete clock, open blocks, attempt."""
         with self.store.lock:
+            if len(self.lanes) == 1:  # it opens others once only
+                self.most_lanes = self.streams()
             row = self.store.admission.rows[self.rank]
             cells = {c.position: c.index for c in self.store.all_cells()}
             body = {
@@ -223,7 +225,7 @@ class Session(WorkerState):
                 "attempt": self.store.attempt,
                 "term": self.store.term,
                 "serving": self.store.phase is Phase.SERVING,
-                "lanes": self.store.lanes,
+                "lanes": self.most_lanes,
                 "token": self._token,
                 "codecs": self.encoded.agreed,
             }
@@ -238,13 +240,13 @@ class Session(WorkerState):
 
     def _offer(self) -> dict[str, Any]:
         """Where a worker of this host may come for shared memory; nothing for any other."""
-        broker, store = self.context.broker, self.store
+        broker, store, lanes = self.context.broker, self.store, self.most_lanes
         if broker is None or store.places is None or not self.near or "shared" not in self._transports:
             return {}
         span, region, slots = store.places, store.region, self._slots
 
         def give(fd: int) -> Region:
-            lending = Lending(store, span, fd, slots)
+            lending = Lending(store, span, fd, lanes, slots)
             if store.region is not region:
                 raise WireError("this shard has taken other memory meanwhile")
             with self._lock:
@@ -255,7 +257,7 @@ class Session(WorkerState):
 
         broker.forget(self._ticket)
         self._ticket = broker.expect(give)
-        return {"shared": self.offer(self._ticket, lent_bytes(store, slots))}
+        return {"shared": self.offer(self._ticket, lent_bytes(store, lanes, slots))}
 
     # -- in ------------------------------------------------------------------------------------
 

@@ -39,15 +39,13 @@ class Store(ShardProgress):
     """Blocks, versions and admission of shard `index`. `term` and `restore_id` name the set of processes it serves."""
 
     def __init__(
-        self, index: int, shards: int, workers: int, attempt: int, mode: ServedMode, run: str, lanes: int = 1, lends: bool = False,
+        self, index: int, shards: int, workers: int, attempt: int, mode: ServedMode, run: str, lends: bool = False,
         reduce: Reduction = mean_in_rank_order, stages: Stages = ALL,
     ) -> None:  # fmt: skip
         self.index, self.shards, self.workers, self.stages = index, shards, workers, stages
         super().__init__(mode, Admission(workers, 0))
         self.attempt, self.run = attempt, run
         self.reduce = reduce
-        self.lanes = lanes
-        """Streams that a worker may open, its first included."""
         self.term = self.restore_id = 0
         self.restored_by = 0
         """The restore that gave it its blocks: a stream welcomed before it may not push after it."""

@@ -73,7 +73,7 @@ HELLO: Final = (
     *_fields("HELLO", Belief.CHECKED, {
         "role": "the role whose key has proven the stream",
         "mode": "the mode of the job; with another one the worker begins again",
-        "lane": "the session has its token, and no more lanes than the manifest allows",
+        "lane": "the session has its token, and no more lanes than WELCOME offers",
         "token": "the random one that WELCOME has told",
         "asks": "one of two questions to shard 0: stage cuts, or a meeting of workers",
         "codecs": "those that the manifest names are used, and no others",
@@ -88,6 +88,7 @@ HELLO: Final = (
     *_fields("HELLO", Belief.BOUNDED, {
         "acked": "no more steps than the shard can have acknowledged",
         "slots": "1 to 64",
+        "cores": "0 to 65536; of more it is offered as many streams as the shard has cores for",
         "transports": "shared memory is lent on one host only, in the manifest's scope",
         "rowTransports": "as `transports`",
         "has": "a place in the record that shard 0 sends back",

@@ -19,8 +19,10 @@ from psjob.codecs import Codec, CodecError, CodecKey
 from psjob.layout import memory
 from psjob.layout.blocks import Block
 from psjob.layout.memory import LentSpan
+from psjob.process import system
 from psjob.process.config import ProcessContext
 from psjob.protocol.messages import ShardMessage
+from psjob.protocol.streams import PairFacts, offered_streams
 from psjob.shard.block import ParameterBlock
 from psjob.shard.pending import MOST_NAMED, Gradient, Lent, ServedState, Waiter
 from psjob.shard.store import Store
@@ -31,6 +33,7 @@ from psjob.wire.shared_memory import Region, SharedMemoryBroker
 from psjob.wire.tcp import Part
 
 MOST_SLOTS = 64
+MOST_CORES = 1 << 16
 _spares = memory.Spares()
 """Room for copies of large answers, until they are sent."""
 
@@ -83,10 +86,23 @@ class WorkerState:
         )
         """What every frame to this worker has in common."""
         self.held = EarlyPushes(self.store.budget // self.store.workers)
+        self.cores = _cores_of(hello)
         self.lanes: list[ShardLane] = []
+        self.most_lanes = 1
+        """Streams that it may open, the first included; as it was welcomed."""
         self.lending: Lending | None = None
         """If this worker's blocks lie, from when it has come for memory that this shard lends until the session is over."""
         self.row_transports = transports_of(hello, "rowTransports")
+
+    def streams(self) -> int:
+        """How many it is offered, as the manifest and the blocks of this shard are now."""
+        config, store = self.context.place.config, self.store
+        if config.streams is not None:
+            return config.streams
+        nbytes = sum(cell.block.nbytes for cell in store.cells.values())
+        one_host, own = not self.stream.is_remote, system.cores()
+        pair = PairFacts(config.workers, len(config.shards), self.cores or own, own, nbytes, one_host, one_host and store.lends)
+        return offered_streams(pair)
 
     @property
     def stream(self) -> NonBlockingStream:
@@ -371,12 +387,12 @@ class Lending:
     for no more at a time than there are slots, so the one that comes next is one that it has read.
     """
 
-    def __init__(self, store: Store, span: LentSpan, fd: int, slots: int) -> None:
+    def __init__(self, store: Store, span: LentSpan, fd: int, lanes: int, slots: int) -> None:
         self.gradients = Region.borrow(fd, span.size)
         self._span = span
         self._blocks: dict[int, Lent] = {}
         self._slots, self._largest = slots, max(store.largest, 1)
-        self.answers = store.region or Region.lend(lent_bytes(store, slots))
+        self.answers = store.region or Region.lend(lent_bytes(store, lanes, slots))
         self._room = None if store.region is not None else memory.lent(self.answers, 0, self.answers.size, "uint8")
 
     def gradient(self, header: Header, block: Block) -> Lent:
@@ -397,6 +413,14 @@ class Lending:
         return offset
 
 
+def _cores_of(hello: Mapping[str, Any]) -> int:
+    """Cores of a worker; 0: it says nothing. Raises WireError for a number that no machine has."""
+    cores = hello.get("cores", 0)
+    if type(cores) is not int or not 0 <= cores <= MOST_CORES:
+        raise WireError(f"a worker has 0..{MOST_CORES} cores, got {str(cores)[:40]}")
+    return cores
+
+
 def slots_of(hello: Mapping[str, Any]) -> int:
     """How many answers a worker takes at a time. Raises WireError for a number that no worker has."""
     slots = hello.get("slots", 1)
@@ -413,6 +437,6 @@ def transports_of(hello: Mapping[str, Any], what: str) -> list[str]:
     return ways
 
 
-def lent_bytes(store: Store, slots: int) -> int:
+def lent_bytes(store: Store, lanes: int, slots: int) -> int:
     """Size of the memory of a worker's answers."""
-    return store.region.size if store.region is not None else store.lanes * slots * max(store.largest, 1)
+    return store.region.size if store.region is not None else lanes * slots * max(store.largest, 1)

@@ -17,6 +17,7 @@ import numpy as np
 
 from psjob import contract, rules
 from psjob.modes import LocalAsync, Mode
+from psjob.process import system
 from psjob.rules.base import Hyperparameters, Rule, check_hyperparameters
 from psjob.simulate import comparison, digits64, replay, words
 from psjob.simulate.engine import Trace, WorkerSpeeds, read_trace, simulate
@@ -194,7 +195,7 @@ def _digits64(options: SimpleNamespace) -> int:
     bar = digits64.Bar(len(tasks), "trainings")
     began = time.perf_counter()
     try:
-        filled = digits64.fill(tasks, min(options.processes or digits64.cores(), len(tasks)), bar.at)
+        filled = digits64.fill(tasks, min(options.processes or system.cores(), len(tasks)), bar.at)
     finally:
         bar.close()
     gate = digits64.gate(filled)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 
+from psjob.process import system
 from psjob.wire.event_loop import EventLoop, NonBlockingStream, Serve, nothing
 from psjob.wire.unauthenticated import HandshakeQueue, UnauthenticatedPeers
 
@@ -26,7 +26,7 @@ class StreamPool:
     """`threads` None: as many as there are cores, within LEAST and MOST. Its threads run until `close`."""
 
     def __init__(self, name: str, threads: int | None = None) -> None:
-        number = max(LEAST, threads or min(MOST, _cores()))
+        number = max(LEAST, threads or min(MOST, system.cores()))
         self.loops = [EventLoop(f"{name}-streams-{at}", self._gone) for at in range(number)]
         self._lock = threading.Lock()
         self._reads: dict[NonBlockingStream, int] = {}
@@ -125,8 +125,3 @@ class StreamPool:
             at = self._reads.pop(stream, None)
             if at is not None:
                 self._counts[at] -= 1
-
-
-def _cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -28,6 +28,7 @@ from psjob.layout import memory
 from psjob.layout.packing import Pack, Packs
 from psjob.process import supervise
 from psjob.protocol.records import PIECE, RecordId, RecordIn, RecordsOnStream
+from psjob.protocol.streams import StreamTrial
 from psjob.protocol.worker import events as e
 from psjob.wire import tcp
 from psjob.wire.frame import HELD_SECONDS, MAX_RECORD, UPDATED_SECONDS, Flag, Header, Kind, WireError, dump
@@ -56,6 +57,7 @@ class BlockEnd(Protocol):
 
     sharing: Sharing
     compression: WorkerCompression
+    trial: StreamTrial
     beside: bool
     """Blocks are sent by threads of the lanes even where there is one lane."""
     nbytes: int
@@ -400,7 +402,7 @@ class ShardConnection:
         """
         lanes = self.lanes
         if self.welcomed and lanes:
-            lanes[header.block % len(lanes)].send_block(header)
+            lanes[header.block % (1 if self.ends.blocks.trial.one else len(lanes))].send_block(header)
 
     def send(self, header: Header, payload: bytes | torch.Tensor | None = None) -> None:
         """Send on the first stream, if the link is up."""
@@ -539,6 +541,7 @@ class ShardConnection:
             with self.state.cond:
                 self.lanes.append(WorkerLane(self, stream))
         if len(self.lanes) > 1 or self.ends.blocks.beside:
+            log.info("%d streams to shard %d", len(self.lanes), self.index)
             for lane in self.lanes:
                 if self.ends.blocks.beside:
                     lane.stream.hold_little()

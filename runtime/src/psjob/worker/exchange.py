@@ -19,6 +19,7 @@ from psjob.layout import memory
 from psjob.layout.blocks import Block, Layout
 from psjob.layout.packing import Pack, Packs
 from psjob.process.config import Config
+from psjob.protocol.streams import StreamTrial
 from psjob.protocol.worker import events as e
 from psjob.wire.frame import Flag, Header, Kind
 from psjob.wire.tcp import Stream
@@ -79,6 +80,9 @@ class Exchange:
         self.finite = FiniteCheck(rows)
         self.compression = WorkerCompression(state.place, state.layout)
         self.sharing = self.memory.share(state.layout, state.mode.steady)
+        self.trial = StreamTrial()
+        """Whether one stream for each shard carries blocks, or all."""
+        self.trial.over = state.place.config.streams is not None or self.beside
         self.present = 1
         """Processes of this worker whose gradients are in a push."""
         self.scale = 1.0
@@ -98,7 +102,7 @@ class Exchange:
         """
         if self.deferred:
             self.finish()
-        before = self.state.parts.to(COPY_OUT)
+        before, spent = self.state.parts.to(COPY_OUT), self.state.parts.exchanged
         for block in self.state.blocks if grads is not None and not skip else ():
             self.memory.gather(block.index, grads or ())
         make = self.begin(grads, hyperparameters, skip, scale)
@@ -110,6 +114,8 @@ class Exchange:
             if self.skipped:
                 self.compression.undo()
         self.state.parts.to(before)
+        if not self.trial.over and any(len(link.lanes) > 1 for link in self.links):
+            self.trial.took(self.state.parts.exchanged - spent)
         self.state.stepped()
 
     def begin(self, grads: Gradients, hyperparameters: Groups, skip: bool, scale: float) -> Callable[[Block], Header]:

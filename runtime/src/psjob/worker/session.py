@@ -27,7 +27,7 @@ import torch
 from psjob.layout.blocks import Block, Layout, TensorSpec
 from psjob.layout.packing import Pack, Packs
 from psjob.modes import format_mode
-from psjob.process import supervise
+from psjob.process import supervise, system
 from psjob.process.config import ProcessContext
 from psjob.protocol.worker import events as e
 from psjob.protocol.worker.machine import WorkerEnding
@@ -360,6 +360,7 @@ class WorkerSession:
         body: dict[str, Any] = {
             "role": "worker", "codecs": codecs.offered(),
             "transports": self.transports, "rowTransports": self.row_transports, "slots": SLOTS,
+            "cores": max(1, system.cores() // self.place.config.processes),
             "layout": self.layout.digest(), "mode": format_mode(self.mode),
             "push": codecs.push[link.index], "pull": codecs.pull[link.index],
         } | self.machine.hello(link.index)  # fmt: skip

@@ -113,6 +113,11 @@ class StepParts:
         self._since, self._at = now, part
         return before
 
+    @property
+    def exchanged(self) -> float:
+        """Seconds so far that the script was in exchanges with shards, without waits for other workers."""
+        return sum(self.seconds[part] for part in (COPY_OUT, WIRE, UPDATE, COPY_BACK))
+
     def wait(self, part: int = WIRE) -> tuple[int, float]:
         """A wait begins; give to `waited` what this gives."""
         return self.to(part), self._since
