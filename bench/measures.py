@@ -60,8 +60,10 @@ LONE = (*SHARED, "--set", "streams=2")
 ENCRYPTED = ("--set", 'encryption="tls"')
 THEN = "b9fec4fc1e63be0274daa234ab5ae18c97bd4ebe"
 """A commit whose data path was fast and had little to do beside: what has come since may cost no time."""
+AUTO = ("--set", "autoStreams=true")
+"""The default, which a commit that knows one stream only passes over."""
 AS_THEN = (
-    ("shared memory, 1 worker", SHARED),
+    ("shared memory, 1 worker", (*SHARED, *AUTO)),
     ("shared memory, 2 workers", (*TWO, *SHARED)),
     ("TCP, 1 worker", ()),
     ("TCP, 2 workers, 2 shards", TWO_BY_TWO),
@@ -216,6 +218,14 @@ MEASURES: Sequence[Against | Alone] = (
     Against(
         "encrypted-4", "the same with 4 streams", ours(*ENCRYPTED, "--set", "streams=4"),
         ((Program("psjob in clear text", "psjob_ps.py", ("--set", "streams=4")), 0.0),),
+    ),
+    Against(
+        "streams", "1 worker, 1 shard, shared memory, as many streams as psjob finds", ours(*SHARED, *AUTO),
+        ((Program("psjob with 1 stream", "psjob_ps.py", SHARED), 1.0), (Program("psjob with 2", "psjob_ps.py", LONE), 0.97)),
+    ),
+    Against(
+        "streams-tcp", "the same over TCP", ours(*AUTO),
+        ((Program("psjob with 1 stream", "psjob_ps.py"), 0.97), (Program("psjob with 2", "psjob_ps.py", ("--set", "streams=2")), 0.97)),
     ),
     Against(
         "adam-shared", "Adam on the shard, 1 worker, shared memory, 2 streams", ours("--optimizer", "adam", *LONE), ((ADAM_PASS, 1 / 1.3),)
