@@ -255,6 +255,28 @@ def test_a_grad_scaler(tmp_path: Path, push: str, mode: str) -> None:
     assert last[3] == 0 and last[4] > 0, "it has grown"
 
 
+def test_early_data_is_unscaled_whatever_the_push_before_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one lay in lent memory, and was unscaled there. The stream of its shard has broken since, and the next one lends nothing."""
+
+    def act(worker: Worker) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        seen = sent(worker)
+        for step in range(3):
+            seen.clear()
+            worker.optimizer.zero_grad()
+            with monkeypatch.context() as patched:
+                if step == 2:
+                    patched.setattr(worker.session.exchange.sharing, "scaled", lambda block: True)
+                scaler.scale(loss_of(worker.model, batch(step, worker.rank))).backward()
+                if worker.session.overlap is not None:
+                    assert eventually(lambda: seen.count((Kind.EARLY, Flag.NONE)) >= len(worker.session.layout.blocks))
+            scaler.step(worker.optimizer)
+            scaler.update()
+            worker.job.wait()
+
+    assert len(set(with_and_without(tmp_path, act, 1, transport="tcp"))) == 1
+
+
 def test_parameters_without_gradients_absent_ranks_and_late_ones(tmp_path: Path) -> None:
     """A gradient that is None on a worker, on all, that comes and goes from step to step; a rank without a batch."""
 

@@ -19,7 +19,7 @@ FILES = 340
 """Source files of runtime, operator and client together, at most."""
 LINES = 89_210
 """Lines of Python in them, at most."""
-TEST_LINES = 101_480
+TEST_LINES = 101_510
 """Lines of Python in tests/, at most."""
 LONGEST = 700
 """Lines of the longest source file, at most."""

@@ -205,9 +205,8 @@ class Exchange:
         """
         if header.kind not in (Kind.PUSH, Kind.EARLY) or header.flags:
             return header, None
-        return self.compression.encode(
-            link.index, header, lambda: self._unscaled(header.block, pack, self.scale if scale is None else scale)
-        )
+        by, early = self.scale if scale is None else scale, header.kind is Kind.EARLY
+        return self.compression.encode(link.index, header, lambda: self._unscaled(header.block, pack, by, early))
 
     def order(self, block: int) -> int:
         """How early a block is to be sent among those that could be; of equal ones the first asked for goes first."""
@@ -272,9 +271,10 @@ class Exchange:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _unscaled(self, block: int, pack: Pack, scale: float) -> torch.Tensor:
+    def _unscaled(self, block: int, pack: Pack, scale: float, early: bool) -> torch.Tensor:
         flat = self.memory.leaving(block, pack, self.sources)
-        return flat if scale == 1.0 or self.sharing.scaled(block) else torch.mul(flat, scale, out=pack.flat)
+        # Until the step begins `scaled` is of the gradient before.
+        return flat if scale == 1.0 or (self.sharing.scaled(block) and not early) else torch.mul(flat, scale, out=pack.flat)
 
     def _ask(self, make: Callable[[Block], Header], targets: Sequence[torch.Tensor]) -> None:
         """Send a request for each block, as many at a time as a link has credit for, and wait until every one is answered."""
