@@ -44,10 +44,14 @@ build() { # the parts of hack/cluster that a tier needs, or the one that is name
   local log=$CACHE/build.log
   mkdir -p "$CACHE"
   echo "building what is missing of the test control plane (the first time takes minutes; log: ${log/#$HOME/\~})"
-  if ! { python -m hack.cluster build ${1:+--only "$1"} && { [ "$(id -u)" != 0 ] || [ -n "${1:-}" ] || python -m hack.cluster build-images; }; } >>"$log" 2>&1; then
+  if ! { python -m hack.cluster build ${1:+--only "$1"} && { [ -n "${1:-}" ] || others; }; } >>"$log" 2>&1; then
     echo "a part could not be built; the tests that need it say so. The end of the log:"
     tail -n 15 "$log"
   fi
+}
+
+others() { # what tests need beside the parts: Prometheus' tool for rules, and images where they can be made
+  python -c "from hack.promtool import promtool; promtool()" && { [ "$(id -u)" != 0 ] || python -m hack.cluster build-images; }
 }
 
 before() { # the last commit that is a day older than the newest: what came after it is the change
